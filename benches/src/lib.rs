@@ -1,0 +1,1 @@
+//! Benchmarks of leasehold next to the raw drivers.

@@ -1,0 +1,1 @@
+//! The suite that proves a leasehold backend, with throwaway real servers to run it on.

@@ -1,0 +1,1 @@
+//! Named locks, leases, claims and dedupe between copies of a service: traits, guards, engine and the memory backend.
