@@ -1,0 +1,215 @@
+//! [`DedupeEngine`]: the driver's statements, off the caller's cancellation.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::time::Duration;
+
+use async_trait::async_trait;
+use tokio::runtime::Handle;
+use tokio::time::Instant;
+
+use super::{closed, limited};
+use crate::backend::{Admit, AdmitAnswer, DedupeDriver, Owner};
+use crate::dedupe::{Admission, Dedupe, DedupeGuard, DedupeHold};
+use crate::error::{Error, ErrorKind, Result};
+use crate::key::Key;
+use crate::lost::LossSignal;
+use crate::options::DedupeOptions;
+
+/// Makes a [`Dedupe`] of a [`DedupeDriver`].
+#[derive(Debug)]
+pub struct DedupeEngine<D: DedupeDriver> {
+    driver: Arc<D>,
+}
+
+impl<D: DedupeDriver> DedupeEngine<D> {
+    /// An engine over `driver`.
+    pub fn new(driver: D) -> Self {
+        Self {
+            driver: Arc::new(driver),
+        }
+    }
+
+    /// The driver.
+    pub fn driver(&self) -> &D {
+        &self.driver
+    }
+
+    async fn run(&self, keys: &[Key], opts: DedupeOptions) -> Result<Vec<Admission>> {
+        opts.check()?;
+        // equal keys are one question; the later ones find the first one's entry
+        let mut first: HashMap<&Key, usize> = HashMap::with_capacity(keys.len());
+        let mut items: Vec<Admit> = Vec::with_capacity(keys.len());
+        for key in keys {
+            first.entry(key).or_insert_with(|| {
+                items.push(Admit {
+                    key: key.clone(),
+                    owner: Owner::fresh(),
+                    in_progress: opts.in_progress,
+                    retain: opts.retain,
+                });
+                items.len() - 1
+            });
+        }
+        let driver = self.driver.clone();
+        let answers = tokio::spawn(admit(driver, items))
+            .await
+            .map_err(|_| closed())??;
+        let mut answers: Vec<_> = answers.into_iter().map(Some).collect();
+        let repeats = keys.iter().map(|key| (key, first[key]));
+        // the first of equal keys takes the answer, the rest are asked for once more
+        let mut admissions = Vec::with_capacity(keys.len());
+        for (key, index) in repeats {
+            admissions.push(match answers[index].take() {
+                Some(answer) => answer,
+                None => self.again(key, opts).await?,
+            });
+        }
+        Ok(admissions)
+    }
+
+    /// A key that occurs a second time in one call.
+    async fn again(&self, key: &Key, opts: DedupeOptions) -> Result<Admission> {
+        let item = Admit {
+            key: key.clone(),
+            owner: Owner::fresh(),
+            in_progress: opts.in_progress,
+            retain: opts.retain,
+        };
+        let task = tokio::spawn(admit(self.driver.clone(), vec![item]));
+        task.await.map_err(|_| closed())??.pop().ok_or_else(closed)
+    }
+}
+
+async fn admit<D: DedupeDriver>(driver: Arc<D>, items: Vec<Admit>) -> Result<Vec<Admission>> {
+    let sent = Instant::now();
+    let answers = match limited(driver.answer_limit(), driver.admit(&items)).await {
+        Ok(answers) if answers.len() == items.len() => answers,
+        outcome => {
+            // what it did is not known: whatever was admitted is taken back
+            for item in items {
+                drop(Hold::new(&driver, &item));
+            }
+            return Err(outcome.err().unwrap_or_else(|| {
+                Error::new(
+                    ErrorKind::Backend,
+                    "the store answered another number of keys",
+                )
+            }));
+        }
+    };
+    Ok(items
+        .iter()
+        .zip(answers)
+        .map(|(item, answer)| match answer {
+            AdmitAnswer::InProgress { since } => Admission::InProgress { since },
+            AdmitAnswer::Done { at } => Admission::Done { at },
+            AdmitAnswer::First(token) => {
+                let signal = match item.in_progress.and_then(|time| sent.checked_add(time)) {
+                    Some(deadline) => LossSignal::until(deadline),
+                    None => LossSignal::new(),
+                };
+                let hold = Box::new(Hold::new(&driver, item));
+                Admission::First(DedupeGuard::new(item.key.clone(), token, signal, hold))
+            }
+        })
+        .collect())
+}
+
+#[async_trait]
+impl<D: DedupeDriver> Dedupe for DedupeEngine<D> {
+    async fn admit(&self, key: &Key, opts: DedupeOptions) -> Result<Admission> {
+        let admitted = self.run(std::slice::from_ref(key), opts).await;
+        admitted
+            .and_then(|mut admitted| admitted.pop().ok_or_else(closed))
+            .map_err(|error| error.at(self.driver.backend(), "admit").on(key))
+    }
+
+    async fn admit_many(&self, keys: &[Key], opts: DedupeOptions) -> Result<Vec<Admission>> {
+        if keys.is_empty() {
+            return Ok(Vec::new());
+        }
+        let admitted = self.run(keys, opts).await;
+        admitted.map_err(|error| error.at(self.driver.backend(), "admit_many"))
+    }
+}
+
+/// An entry in progress; dropping it abandons.
+#[derive(Debug)]
+struct Hold<D: DedupeDriver> {
+    driver: Arc<D>,
+    key: Key,
+    owner: Owner,
+    retain: Duration,
+    /// Nothing is left to do when it is dropped.
+    ended: bool,
+    runtime: Handle,
+}
+
+#[derive(Clone, Copy, Debug)]
+enum End {
+    Complete,
+    Abandon,
+}
+
+impl<D: DedupeDriver> Hold<D> {
+    fn new(driver: &Arc<D>, item: &Admit) -> Self {
+        Self {
+            driver: driver.clone(),
+            key: item.key.clone(),
+            owner: item.owner,
+            retain: item.retain,
+            ended: item.in_progress.is_none(),
+            runtime: Handle::current(),
+        }
+    }
+
+    /// Starts to end the entry in a task of its own.
+    fn start(&mut self, end: End) -> tokio::task::JoinHandle<Result<bool>> {
+        self.ended = true;
+        let (driver, key, owner) = (self.driver.clone(), self.key.clone(), self.owner);
+        let retain = self.retain;
+        self.runtime.spawn(async move {
+            let limit = driver.answer_limit();
+            match end {
+                End::Complete => limited(limit, driver.complete(&key, owner, retain)).await,
+                End::Abandon => limited(limit, driver.abandon(&key, owner)).await,
+            }
+        })
+    }
+
+    async fn end(&mut self, end: End, operation: &'static str) -> Result<()> {
+        let ended = self.start(end).await.unwrap_or_else(|_| Err(closed()));
+        let at = |error: Error| error.at(self.driver.backend(), operation);
+        match ended.map_err(at)? {
+            true => Ok(()),
+            false => Err(at(DedupeGuard::not_ours(operation, &self.key))),
+        }
+    }
+}
+
+#[async_trait]
+impl<D: DedupeDriver> DedupeHold for Hold<D> {
+    async fn complete(&mut self) -> Result<()> {
+        if self.ended {
+            return Ok(()); // done at once, when it was admitted
+        }
+        self.end(End::Complete, "complete").await
+    }
+
+    async fn abandon(&mut self) -> Result<()> {
+        if self.ended {
+            let detail = "an entry that is done at once cannot be abandoned";
+            return Err(Error::new(ErrorKind::Unsupported, detail));
+        }
+        self.end(End::Abandon, "abandon").await
+    }
+}
+
+impl<D: DedupeDriver> Drop for Hold<D> {
+    fn drop(&mut self) {
+        if !self.ended {
+            self.start(End::Abandon);
+        }
+    }
+}

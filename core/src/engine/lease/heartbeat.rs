@@ -1,0 +1,350 @@
+//! The heartbeat: one task per handle that renews all its leases.
+
+use std::collections::{BTreeSet, HashMap, HashSet};
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio::sync::{mpsc, oneshot};
+use tokio::task::JoinSet;
+use tokio::time::{Instant, sleep_until};
+
+use super::super::backoff::jittered;
+use super::super::limited;
+use super::{Record, free, local_deadline};
+use crate::backend::{LeaseDriver, Owner, Renewal};
+use crate::error::Result;
+use crate::lost::LossReason;
+
+/// What the heartbeat is told.
+#[derive(Debug)]
+pub(super) enum Beat {
+    Add(Entry),
+    Remove(Owner),
+    /// The lease of this wake id, or any, may have changed: ask the store now.
+    Check(Option<u64>),
+    /// Lose and free everything, then end.
+    Close(oneshot::Sender<Result<()>>),
+}
+
+/// A lease that the heartbeat looks after.
+#[derive(Debug)]
+pub(super) struct Entry {
+    record: Arc<Record>,
+    wake_id: u64,
+    /// When to look at it next: to renew it, or to see that it is over.
+    due: Instant,
+    /// No automatic renewal after this.
+    renew_until: Option<Instant>,
+    in_flight: bool,
+}
+
+impl Entry {
+    pub(super) fn new(
+        record: Arc<Record>,
+        sent: Instant,
+        renew_until: Option<Instant>,
+        wake_id: u64,
+    ) -> Self {
+        let due = sent + record.ttl / 3;
+        let mut entry = Self {
+            record,
+            wake_id,
+            due,
+            renew_until,
+            in_flight: false,
+        };
+        entry.set_due(due);
+        entry
+    }
+
+    /// Never later than the deadline, at which the entry is over.
+    fn set_due(&mut self, due: Instant) {
+        let deadline = self.deadline();
+        self.due = if self.renews_at(due) {
+            due.min(deadline)
+        } else {
+            deadline
+        };
+    }
+
+    fn deadline(&self) -> Instant {
+        self.record.signal.deadline().unwrap_or(self.due)
+    }
+
+    fn renews_at(&self, due: Instant) -> bool {
+        self.renew_until.is_none_or(|until| due < until)
+    }
+}
+
+/// The leases and the order in which they are due.
+#[derive(Default)]
+struct Table {
+    entries: HashMap<Owner, Entry>,
+    due: BTreeSet<(Instant, Owner)>,
+    by_wake_id: HashMap<u64, HashSet<Owner>>,
+}
+
+impl Table {
+    fn add(&mut self, entry: Entry) {
+        let owner = entry.record.owner;
+        self.due.insert((entry.due, owner));
+        self.by_wake_id
+            .entry(entry.wake_id)
+            .or_default()
+            .insert(owner);
+        self.entries.insert(owner, entry);
+    }
+
+    fn remove(&mut self, owner: Owner) -> Option<Entry> {
+        let entry = self.entries.remove(&owner)?;
+        self.due.remove(&(entry.due, owner));
+        if let Some(owners) = self.by_wake_id.get_mut(&entry.wake_id) {
+            owners.remove(&owner);
+            if owners.is_empty() {
+                self.by_wake_id.remove(&entry.wake_id);
+            }
+        }
+        Some(entry)
+    }
+
+    /// Reschedules an entry, whose renewal (if one was under way) has ended.
+    fn reschedule(&mut self, owner: Owner, due: Instant) {
+        let Some(entry) = self.entries.get_mut(&owner) else {
+            return;
+        };
+        self.due.remove(&(entry.due, owner));
+        entry.in_flight = false;
+        entry.set_due(due);
+        self.due.insert((entry.due, owner));
+    }
+
+    /// Makes entries due now: the one of a wake id, or all.
+    fn check(&mut self, wake_id: Option<u64>) {
+        let owners: Vec<Owner> = match wake_id {
+            Some(id) => self
+                .by_wake_id
+                .get(&id)
+                .into_iter()
+                .flatten()
+                .copied()
+                .collect(),
+            None => self.entries.keys().copied().collect(),
+        };
+        for owner in owners {
+            if self
+                .entries
+                .get(&owner)
+                .is_some_and(|entry| !entry.in_flight)
+            {
+                self.reschedule(owner, Instant::now());
+            }
+        }
+    }
+
+    /// Takes what is due, and what is nearly due, so that leases of one ttl get into step.
+    fn take_due(&mut self) -> Due {
+        let now = Instant::now();
+        let mut taken = Due::default();
+        let horizon = now + Duration::from_secs(60);
+        let nearly = self
+            .due
+            .range(..(horizon, Owner(0)))
+            .map(|(_, owner)| *owner);
+        let (mut renew, mut over) = (Vec::new(), Vec::new());
+        for owner in nearly {
+            let Some(entry) = self.entries.get(&owner) else {
+                continue;
+            };
+            let record = &entry.record;
+            if entry.due <= now && !record.signal.is_held() {
+                over.push(owner);
+            } else if entry.renews_at(now) && !entry.in_flight && entry.due <= now + record.ttl / 12
+            {
+                renew.push(owner);
+            } else if entry.due <= now {
+                taken.later.push(owner);
+            }
+        }
+        for owner in over {
+            taken.over.extend(self.remove(owner));
+        }
+        for owner in renew {
+            let Some(entry) = self.entries.get_mut(&owner) else {
+                continue;
+            };
+            taken.renew.push(entry.record.clone());
+            // the deadline stays due, whatever becomes of the renewal
+            self.due.remove(&(entry.due, owner));
+            entry.in_flight = true;
+            entry.due = entry.deadline();
+            self.due.insert((entry.due, owner));
+        }
+        taken
+    }
+}
+
+#[derive(Default)]
+struct Due {
+    renew: Vec<Arc<Record>>,
+    /// Their deadline has passed.
+    over: Vec<Entry>,
+    /// Due by an old deadline that was moved meanwhile.
+    later: Vec<Owner>,
+}
+
+/// A finished renewal.
+struct Renewed {
+    records: Vec<Arc<Record>>,
+    sent: Instant,
+    answer: Result<Vec<bool>>,
+}
+
+/// Renews until every sender is gone or it is closed.
+pub(super) async fn heartbeat<D: LeaseDriver>(
+    driver: Arc<D>,
+    mut beats: mpsc::UnboundedReceiver<Beat>,
+) {
+    let mut table = Table::default();
+    let mut renewals: JoinSet<Renewed> = JoinSet::new();
+    loop {
+        let next = table.due.first().map(|(due, _)| *due);
+        tokio::select! {
+            biased;
+            beat = beats.recv() => match beat {
+                Some(Beat::Add(entry)) => table.add(entry),
+                Some(Beat::Remove(owner)) => drop(table.remove(owner)),
+                Some(Beat::Check(wake_id)) => table.check(wake_id),
+                Some(Beat::Close(reply)) => {
+                    beats.close();
+                    while let Ok(beat) = beats.try_recv() {
+                        if let Beat::Add(entry) = beat {
+                            table.add(entry);
+                        }
+                    }
+                    drop(reply.send(close(&driver, table).await)); // nobody waits for it any more
+                    return;
+                }
+                None => return,
+            },
+            Some(done) = renewals.join_next(), if !renewals.is_empty() => {
+                if let Ok(done) = done {
+                    settle(&driver, &mut table, done);
+                }
+            }
+            () = until(next) => {
+                let due = table.take_due();
+                for entry in due.over {
+                    expire(&driver, &entry.record);
+                }
+                for owner in due.later {
+                    let at = table.entries.get(&owner).map(Entry::deadline);
+                    if let Some(at) = at {
+                        table.reschedule(owner, at);
+                    }
+                }
+                for records in due.renew.chunks(driver.limits().max_batch) {
+                    renewals.spawn(renew(driver.clone(), records.to_vec()));
+                }
+            }
+        }
+    }
+}
+
+async fn until(next: Option<Instant>) {
+    match next {
+        Some(at) => sleep_until(at).await,
+        None => std::future::pending().await,
+    }
+}
+
+async fn renew<D: LeaseDriver>(driver: Arc<D>, records: Vec<Arc<Record>>) -> Renewed {
+    let renewals: Vec<Renewal> = records
+        .iter()
+        .map(|record| Renewal {
+            key: record.key.clone(),
+            owner: record.owner,
+            ttl: record.ttl,
+        })
+        .collect();
+    // a renewal that hangs leaves time for another one before the deadline
+    let shortest = records
+        .iter()
+        .map(|record| record.ttl)
+        .min()
+        .unwrap_or_default();
+    let limit = (shortest / 4).min(driver.limits().answer);
+    let sent = Instant::now();
+    let answer = limited(limit, driver.renew(&renewals)).await;
+    Renewed {
+        records,
+        sent,
+        answer,
+    }
+}
+
+fn settle<D: LeaseDriver>(driver: &Arc<D>, table: &mut Table, done: Renewed) {
+    let backend = driver.backend();
+    match done.answer {
+        Ok(ours) => {
+            for (record, ours) in done.records.iter().zip(ours) {
+                if !ours {
+                    if table.remove(record.owner).is_some() && record.signal.lose(LossReason::Taken)
+                    {
+                        let key = &record.key;
+                        tracing::warn!(backend, %key, "lease lost: the store says it is not ours");
+                    }
+                    drop(record.take_permit());
+                } else if record.signal.extend(local_deadline(done.sent, record.ttl)) {
+                    table.reschedule(record.owner, done.sent + record.ttl / 3);
+                }
+                // else it is over: its deadline is due
+            }
+        }
+        Err(error) => {
+            let leases = done.records.len();
+            tracing::warn!(backend, leases, %error, "renewal failed, trying again");
+            for record in &done.records {
+                let pause =
+                    (record.ttl / 10).clamp(Duration::from_millis(20), Duration::from_secs(1));
+                table.reschedule(record.owner, Instant::now() + jittered(pause));
+            }
+        }
+    }
+}
+
+/// The deadline has passed: the local queue goes on, and the store forgets the rest.
+fn expire<D: LeaseDriver>(driver: &Arc<D>, record: &Arc<Record>) {
+    let (backend, key) = (driver.backend(), &record.key);
+    if record.signal.lose(LossReason::Expired) || record.signal.reason().is_some() {
+        tracing::warn!(backend, %key, "lease lost: it expired without a renewal");
+    }
+    drop(record.take_permit());
+    let until = Instant::now() + record.ttl;
+    tokio::spawn(free(
+        driver.clone(),
+        record.key.clone(),
+        record.owner,
+        until,
+        None,
+    ));
+}
+
+async fn close<D: LeaseDriver>(driver: &Arc<D>, table: Table) -> Result<()> {
+    let mut releases = JoinSet::new();
+    for (_, entry) in table.entries {
+        let record = entry.record;
+        record.signal.lose(LossReason::Closed);
+        let driver = driver.clone();
+        releases.spawn(async move {
+            let answer = driver.limits().answer;
+            let released = limited(answer, driver.release(&record.key, record.owner)).await;
+            drop(record.take_permit());
+            released.map(|_| ())
+        });
+    }
+    let mut outcome = Ok(());
+    while let Some(released) = releases.join_next().await {
+        outcome = outcome.and(released.unwrap_or_else(|_| Err(super::closed())));
+    }
+    outcome
+}

@@ -1,0 +1,409 @@
+//! [`LeaseEngine`]: waiting, holding and releasing; the renewals are in [`heartbeat`].
+
+mod heartbeat;
+
+use std::any::Any;
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+use std::time::Duration;
+
+use async_trait::async_trait;
+use tokio::runtime::Handle;
+use tokio::sync::{mpsc, oneshot};
+use tokio::time::Instant;
+
+use self::heartbeat::{Beat, Entry, heartbeat};
+use super::backoff::{Backoff, jittered};
+use super::gate::{Gate, Permit, Turn};
+use super::wake::WakeHub;
+use super::{closed, limited};
+use crate::backend::{LeaseDriver, LeaseTry, Owner, Renewal};
+use crate::error::{Error, ErrorKind, Result};
+use crate::key::Key;
+use crate::lease::{Lease, LeaseGuard, LeaseHold};
+use crate::lost::{LossReason, LossSignal};
+use crate::named::{LockGuard, LockHold, lost_error};
+use crate::options::{Deadline, LeaseOptions};
+use crate::token::FencingToken;
+
+/// Makes a [`Lease`] of a [`LeaseDriver`].
+///
+/// One heartbeat per handle renews all its leases, at a third of the ttl; a failed renewal is
+/// tried again until the local deadline, never past it. Waiters are woken by the driver's
+/// subscription and look again by themselves after at most
+/// [`max_poll`](crate::backend::LeaseLimits::max_poll).
+#[derive(Debug)]
+pub struct LeaseEngine<D: LeaseDriver>(Arc<Inner<D>>);
+
+#[derive(Debug)]
+struct Inner<D: LeaseDriver> {
+    driver: Arc<D>,
+    gate: Gate<Turn<Key>>,
+    /// Shared with the hub, which reports changes of held leases to it.
+    heart: Arc<OnceLock<mpsc::UnboundedSender<Beat>>>,
+    hub: Arc<WakeHub>,
+}
+
+/// What the two sides of a held lease share: the guard and the heartbeat.
+#[derive(Debug)]
+struct Record {
+    key: Key,
+    owner: Owner,
+    ttl: Duration,
+    signal: LossSignal,
+    /// The local queue place; passed on when the lease is lost or freed.
+    permit: Mutex<Option<Permit<Turn<Key>>>>,
+}
+
+impl Record {
+    fn take_permit(&self) -> Option<Permit<Turn<Key>>> {
+        self.permit
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .take()
+    }
+}
+
+/// The local deadline of a lease whose request was sent at `sent`: the ttl less a drift margin of
+/// 1 % plus 2 ms, for clocks that do not run at the same rate (as in the Redlock description).
+fn local_deadline(sent: Instant, ttl: Duration) -> Instant {
+    sent + ttl - (ttl / 100 + Duration::from_millis(2))
+}
+
+/// The outcome of one try; the permit comes back unless the guard has it.
+enum Outcome {
+    Acquired(LeaseGuard),
+    Busy(Permit<Turn<Key>>, Duration),
+    Failed(Permit<Turn<Key>>, Error),
+}
+
+impl<D: LeaseDriver> LeaseEngine<D> {
+    /// An engine over `driver`. It starts its tasks on the runtime of the first acquisition.
+    pub fn new(driver: D) -> Self {
+        let heart = Arc::new(OnceLock::<mpsc::UnboundedSender<Beat>>::new());
+        let reports = heart.clone();
+        let hub = WakeHub::new(move |wake_id| {
+            if let Some(heart) = reports.get() {
+                drop(heart.send(Beat::Check(wake_id))); // no heartbeat left: nothing is held
+            }
+        });
+        Self(Arc::new(Inner {
+            driver: Arc::new(driver),
+            gate: Gate::new(),
+            heart,
+            hub,
+        }))
+    }
+
+    /// The driver.
+    pub fn driver(&self) -> &D {
+        &self.0.driver
+    }
+
+    /// Takes a lease and gives it as the guard of a named lock, for stores without sessions: the
+    /// heartbeat's renewals stand in for the session.
+    ///
+    /// # Errors
+    /// Those of [`Lease::lease`].
+    ///
+    /// # Cancel safety
+    /// As [`Lease::lease`].
+    pub async fn lock(&self, key: &Key, opts: LeaseOptions) -> Result<Option<LockGuard>> {
+        let acquired = Inner::acquire(&self.0, key, opts).await;
+        let guard = acquired.map_err(|error| error.at(self.0.driver.backend(), "lock").on(key))?;
+        Ok(guard.map(LeaseGuard::into_lock_guard))
+    }
+
+    /// Loses and frees all leases of the handle, and ends it.
+    ///
+    /// # Errors
+    /// The first that a release gave.
+    ///
+    /// # Cancel safety
+    /// Safe: it goes on in the background.
+    pub async fn close(&self) -> Result<()> {
+        let (reply, done) = oneshot::channel();
+        if self.0.heart().send(Beat::Close(reply)).is_err() {
+            return Ok(());
+        }
+        done.await.unwrap_or(Ok(()))
+    }
+}
+
+impl<D: LeaseDriver> Inner<D> {
+    fn heart(&self) -> &mpsc::UnboundedSender<Beat> {
+        self.heart.get_or_init(|| {
+            let (heart, beats) = mpsc::unbounded_channel();
+            tokio::spawn(heartbeat(self.driver.clone(), beats));
+            heart
+        })
+    }
+
+    async fn acquire(
+        inner: &Arc<Self>,
+        key: &Key,
+        opts: LeaseOptions,
+    ) -> Result<Option<LeaseGuard>> {
+        opts.check()?;
+        if inner.heart().is_closed() {
+            return Err(closed());
+        }
+        let limits = inner.driver.limits();
+        if limits.watch_held {
+            inner.hub.start(&inner.driver);
+        }
+        let deadline = Deadline::after(opts.wait);
+        let Some(mut permit) = inner.gate.acquire(key, deadline).await else {
+            return Ok(None);
+        };
+        // one owner for all tries: one whose answer was lost is recognised by the next
+        let owner = Owner::fresh();
+        let mut registration = None;
+        let mut backoff = Backoff::new(Duration::from_millis(20), limits.max_poll);
+        loop {
+            let attempt = Self::attempt(inner.clone(), key.clone(), opts, owner, permit);
+            let pause = match tokio::spawn(attempt).await.map_err(|_| closed())? {
+                Outcome::Acquired(guard) => return Ok(Some(guard)),
+                Outcome::Busy(..) if deadline.has_passed() => return Ok(None),
+                Outcome::Failed(_, error) if deadline.has_passed() || !error.is_retryable() => {
+                    return Err(error);
+                }
+                Outcome::Busy(back, expires_in) => {
+                    permit = back;
+                    if registration.is_none() {
+                        // look once more: it may have been freed before the registration
+                        registration = Some(inner.hub.register(inner.driver.wake_id(key)));
+                        inner.hub.start(&inner.driver);
+                        continue;
+                    }
+                    jittered(limits.max_poll).min(expires_in + Duration::from_millis(1))
+                }
+                Outcome::Failed(back, error) => {
+                    tracing::debug!(%key, %error, "the store cannot be reached, trying on");
+                    permit = back;
+                    backoff.next()
+                }
+            };
+            let sleep = tokio::time::sleep(pause.min(deadline.remaining()));
+            match &registration {
+                None => sleep.await,
+                Some(registration) => tokio::select! {
+                    () = registration.woken() => {}
+                    () = sleep => {}
+                },
+            }
+        }
+    }
+
+    /// One try, in a task that nobody cancels: what it gave to nobody is released by its drop.
+    async fn attempt(
+        inner: Arc<Self>,
+        key: Key,
+        opts: LeaseOptions,
+        owner: Owner,
+        permit: Permit<Turn<Key>>,
+    ) -> Outcome {
+        let sent = Instant::now();
+        let limit = inner.driver.limits().answer;
+        let token = match limited(limit, inner.driver.acquire(&key, owner, opts.ttl)).await {
+            Ok(LeaseTry::Acquired(token)) => token,
+            Ok(LeaseTry::Busy { expires_in }) => return Outcome::Busy(permit, expires_in),
+            Err(error) => {
+                // it may have been granted all the same, or may be yet
+                inner.free_in_background(key, owner, opts.ttl);
+                return Outcome::Failed(permit, error);
+            }
+        };
+        let expires = local_deadline(sent, opts.ttl);
+        if expires <= Instant::now() {
+            inner.free_in_background(key, owner, opts.ttl);
+            let detail = "the answer took longer than the ttl";
+            return Outcome::Failed(permit, Error::new(ErrorKind::Unavailable, detail));
+        }
+        let signal = LossSignal::until(expires);
+        let record = Arc::new(Record {
+            key: key.clone(),
+            owner,
+            ttl: opts.ttl,
+            signal: signal.clone(),
+            permit: Mutex::new(Some(permit)),
+        });
+        let hold = Hold {
+            inner: inner.clone(),
+            record: record.clone(),
+            released: false,
+            runtime: Handle::current(),
+        };
+        let renew_until = match (opts.auto_renew, opts.max_hold) {
+            (false, _) => Some(sent),
+            (true, max_hold) => max_hold.and_then(|time| sent.checked_add(time)),
+        };
+        let wake_id = inner.driver.wake_id(&key);
+        let entry = Entry::new(record, sent, renew_until, wake_id);
+        drop(inner.heart().send(Beat::Add(entry))); // closed meanwhile: lost at its deadline
+        Outcome::Acquired(LeaseGuard::new(key, token, signal, Box::new(hold)))
+    }
+
+    fn free_in_background(&self, key: Key, owner: Owner, ttl: Duration) {
+        let release = free(self.driver.clone(), key, owner, Instant::now() + ttl, None);
+        tokio::spawn(release);
+    }
+}
+
+/// Releases on the store, trying on until it answered or the ttl is over; `first` hears of the
+/// first try.
+async fn free<D: LeaseDriver>(
+    driver: Arc<D>,
+    key: Key,
+    owner: Owner,
+    until: Instant,
+    mut first: Option<oneshot::Sender<Result<bool>>>,
+) {
+    let mut backoff = Backoff::new(Duration::from_millis(50), Duration::from_secs(2));
+    loop {
+        let outcome = limited(driver.limits().answer, driver.release(&key, owner)).await;
+        let ended = outcome
+            .as_ref()
+            .map_or_else(|error| !error.is_retryable(), |_| true);
+        if let Err(error) = &outcome {
+            tracing::debug!(%key, %error, "release failed");
+        }
+        if let Some(first) = first.take() {
+            drop(first.send(outcome)); // nobody waits for it any more
+        }
+        if ended || Instant::now() >= until {
+            return;
+        }
+        tokio::time::sleep(backoff.next()).await;
+    }
+}
+
+/// A held lease; dropping it releases.
+#[derive(Debug)]
+struct Hold<D: LeaseDriver> {
+    inner: Arc<Inner<D>>,
+    record: Arc<Record>,
+    released: bool,
+    runtime: Handle,
+}
+
+impl<D: LeaseDriver> Hold<D> {
+    /// Stops the renewals and starts the release.
+    fn start_release(&mut self, first: Option<oneshot::Sender<Result<bool>>>) {
+        self.released = true;
+        let record = self.record.clone();
+        record.signal.settle();
+        drop(self.inner.heart().send(Beat::Remove(record.owner))); // closed: nothing is renewed
+        let driver = self.inner.driver.clone();
+        let until = Instant::now() + record.ttl;
+        self.runtime.spawn(async move {
+            let permit = record.take_permit();
+            let (tell, told) = oneshot::channel();
+            let release = free(driver, record.key.clone(), record.owner, until, Some(tell));
+            let report = async move {
+                if let Ok(outcome) = told.await {
+                    drop(permit);
+                    if let Some(first) = first {
+                        drop(first.send(outcome)); // nobody waits for it any more
+                    }
+                }
+            };
+            tokio::join!(release, report);
+        });
+    }
+
+    fn error(&self, operation: &'static str, error: Error) -> Error {
+        error.at(self.inner.driver.backend(), operation)
+    }
+
+    fn taken(&self, operation: &'static str) -> Error {
+        let key = &self.record.key;
+        self.error(
+            operation,
+            lost_error(operation, key, Some(LossReason::Taken)),
+        )
+    }
+}
+
+#[async_trait]
+impl<D: LeaseDriver> LeaseHold for Hold<D> {
+    async fn renew(&self) -> Result<()> {
+        let (driver, record) = (self.inner.driver.clone(), self.record.clone());
+        let task = tokio::spawn(async move {
+            let Record {
+                key, owner, ttl, ..
+            } = &*record;
+            let renewal = Renewal {
+                key: key.clone(),
+                owner: *owner,
+                ttl: *ttl,
+            };
+            let limit = (*ttl / 2).min(driver.limits().answer);
+            let sent = Instant::now();
+            let ours = limited(limit, driver.renew(&[renewal])).await?;
+            if ours.first() != Some(&true) {
+                record.signal.lose(LossReason::Taken);
+                return Ok(false);
+            }
+            Ok(record.signal.extend(local_deadline(sent, *ttl)))
+        });
+        let renewed = task.await.unwrap_or_else(|_| Err(closed()));
+        match renewed.map_err(|error| self.error("renew", error))? {
+            true => Ok(()),
+            false => Err(self.taken("renew")),
+        }
+    }
+
+    async fn release(&mut self) -> Result<()> {
+        let (first, outcome) = oneshot::channel();
+        self.start_release(Some(first));
+        let released = outcome.await.unwrap_or_else(|_| Err(closed()));
+        match released.map_err(|error| self.error("release", error))? {
+            true => Ok(()),
+            false => Err(self.taken("release")),
+        }
+    }
+
+    async fn verify(&self, tx: &mut (dyn Any + Send)) -> Result<()> {
+        let Record { key, owner, .. } = &*self.record;
+        let verified = self.inner.driver.verify(key, *owner, tx).await;
+        verified.map_err(|error| self.error("verify", error))
+    }
+}
+
+impl<D: LeaseDriver> Drop for Hold<D> {
+    fn drop(&mut self) {
+        if !self.released {
+            self.start_release(None);
+        }
+    }
+}
+
+/// A lease that is given as a named lock.
+#[derive(Debug)]
+struct LeaseAsLock(FencingToken, Box<dyn LeaseHold>);
+
+#[async_trait]
+impl LockHold for LeaseAsLock {
+    async fn token(&self) -> Result<FencingToken> {
+        Ok(self.0)
+    }
+
+    async fn release(&mut self) -> Result<()> {
+        self.1.release().await
+    }
+}
+
+impl LeaseGuard {
+    fn into_lock_guard(self) -> LockGuard {
+        let (key, token, signal, hold) = self.into_parts();
+        LockGuard::new(key, Some(token), signal, Box::new(LeaseAsLock(token, hold)))
+    }
+}
+
+#[async_trait]
+impl<D: LeaseDriver> Lease for LeaseEngine<D> {
+    async fn lease(&self, key: &Key, opts: LeaseOptions) -> Result<Option<LeaseGuard>> {
+        let acquired = Inner::acquire(&self.0, key, opts).await;
+        acquired.map_err(|error| error.at(self.0.driver.backend(), "lease").on(key))
+    }
+}
