@@ -104,7 +104,7 @@ impl Error {
 
     /// Adds the key that it concerns; what is already known is kept.
     #[must_use]
-    pub fn on(mut self, key: impl ToString) -> Self {
+    pub fn on(mut self, key: &(impl fmt::Display + ?Sized)) -> Self {
         self.0.key.get_or_insert_with(|| key.to_string());
         self
     }

@@ -53,14 +53,17 @@ struct Held<D: SessionDriver> {
     since: Instant,
 }
 
+/// A lock that is being freed. The permit stays here until the store has done so; there is none
+/// where it goes with a try.
+type Freed<D> = (
+    Option<Permit<Request<D>>>,
+    Option<oneshot::Sender<Result<()>>>,
+);
+
 /// Who is answered after an exchange, in the order of the batch.
 struct Plan<D: SessionDriver> {
     batch: Batch<D::Id>,
-    /// The permit stays here until the store has freed the lock; none where it goes with a try.
-    releases: Vec<(
-        Option<Permit<Request<D>>>,
-        Option<oneshot::Sender<Result<()>>>,
-    )>,
+    releases: Vec<Freed<D>>,
     tries: Vec<(Permit<Request<D>>, Request<D>)>,
     tokens: Vec<oneshot::Sender<Result<FencingToken>>>,
 }
@@ -393,10 +396,11 @@ impl<D: SessionDriver> Worker<D> {
                 return ended;
             }
         }
-        if self.role == Role::Waiter && self.held.is_empty() {
-            if let Some((permit, request)) = self.queued.pop() {
-                return self.wait(session, permit, request, heard).await;
-            }
+        if self.role == Role::Waiter
+            && self.held.is_empty()
+            && let Some((permit, request)) = self.queued.pop()
+        {
+            return self.wait(session, permit, request, heard).await;
         }
         None
     }
@@ -613,7 +617,7 @@ impl<D: SessionDriver> Worker<D> {
                         // the place on the store serves the next local waiter
                         owner = live_within(&permit, owner.take());
                         if owner.is_none() && ends > Instant::now() + NEAR_END {
-                            if let Some(main) = self.shared.main.get().and_then(|m| m.upgrade()) {
+                            if let Some(main) = self.shared.main.get().and_then(mpsc::WeakUnboundedSender::upgrade) {
                                 drop(main.send(Command::Kill(session_id)));
                             }
                             return Some(End::Abandoned);
