@@ -1,5 +1,5 @@
 //! What the engine's tests share.
-#![allow(dead_code)] // each test binary uses a part of it
+#![allow(dead_code, unreachable_pub)] // each test binary uses a part of it
 
 use std::future::Future;
 use std::pin::pin;
