@@ -270,11 +270,7 @@ mod tests {
 
     #[test]
     fn options_are_checked() {
-        for ttl in [
-            Duration::ZERO,
-            Duration::from_millis(99),
-            Duration::MAX,
-        ] {
+        for ttl in [Duration::ZERO, Duration::from_millis(99), Duration::MAX] {
             let error = LeaseOptions::default().ttl(ttl).check().unwrap_err();
             assert_eq!(error.kind(), ErrorKind::InvalidOptions, "{ttl:?}");
             assert!(DedupeOptions::default().retain(ttl).check().is_err());

@@ -33,8 +33,7 @@ struct Worker<D: SessionDriver> {
     shared: Arc<Shared<D>>,
     role: Role,
     commands: mpsc::UnboundedReceiver<Command<D>>,
-    /// For the guards; weak, so that the worker ends when engine and guards are gone.
-    own: mpsc::WeakUnboundedSender<Command<D>>,
+    own: Own<D>,
     ending: watch::Receiver<Ending>,
     held: HashMap<D::Id, Held<D>>,
     /// Requests that go out in the next exchange.
@@ -42,6 +41,22 @@ struct Worker<D: SessionDriver> {
     kills: Vec<SessionId>,
     serials: u64,
     pulse: Arc<Pulse>,
+}
+
+/// The worker's own sender, for guards. The main worker's is weak, so that it ends when engine and
+/// guards are gone; a waiter ends when it is idle for long, or the engine is gone.
+enum Own<D: SessionDriver> {
+    Main(mpsc::WeakUnboundedSender<Command<D>>),
+    Waiter(mpsc::UnboundedSender<Command<D>>),
+}
+
+impl<D: SessionDriver> Own<D> {
+    fn upgrade(&self) -> Option<mpsc::UnboundedSender<Command<D>>> {
+        match self {
+            Self::Main(sender) => sender.upgrade(),
+            Self::Waiter(sender) => Some(sender.clone()),
+        }
+    }
 }
 
 /// A lock on the session.
@@ -109,7 +124,10 @@ fn start<D: SessionDriver>(
         shared: shared.clone(),
         role,
         commands,
-        own: sender.downgrade(),
+        own: match role {
+            Role::Main => Own::Main(sender.downgrade()),
+            Role::Waiter => Own::Waiter(sender.clone()),
+        },
         ending: shared.ending.subscribe(),
         held: HashMap::new(),
         queued: Vec::new(),
