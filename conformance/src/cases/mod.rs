@@ -1,12 +1,14 @@
 //! The cases, a file per subject. A new one is a function and a line in its file's table; it
 //! reaches every backend by itself.
 
+mod expiry;
 mod lease;
 mod named;
+mod shared;
 
 use crate::case::Case;
 
-const PARTS: &[&[Case]] = &[named::CASES, lease::CASES];
+const PARTS: &[&[Case]] = &[named::CASES, lease::CASES, expiry::CASES];
 
 const COUNT: usize = {
     let (mut count, mut part) = (0, 0);
