@@ -1,6 +1,9 @@
 //! The cases, a file per subject. A new one is a function and a line in its file's table; it
 //! reaches every backend by itself.
 
+mod claim;
+mod commit;
+mod dedupe;
 mod expiry;
 mod lease;
 mod named;
@@ -8,7 +11,14 @@ mod shared;
 
 use crate::case::Case;
 
-const PARTS: &[&[Case]] = &[named::CASES, lease::CASES, expiry::CASES];
+const PARTS: &[&[Case]] = &[
+    named::CASES,
+    lease::CASES,
+    expiry::CASES,
+    claim::CASES,
+    commit::CASES,
+    dedupe::CASES,
+];
 
 const COUNT: usize = {
     let (mut count, mut part) = (0, 0);
