@@ -1,10 +1,12 @@
 //! The cases, a file per subject. A new one is a function and a line in its file's table; it
 //! reaches every backend by itself.
 
+mod cancel;
 mod claim;
 mod commit;
 mod dedupe;
 mod expiry;
+mod keys;
 mod lease;
 mod named;
 mod shared;
@@ -18,6 +20,8 @@ const PARTS: &[&[Case]] = &[
     claim::CASES,
     commit::CASES,
     dedupe::CASES,
+    keys::CASES,
+    cancel::CASES,
 ];
 
 const COUNT: usize = {
