@@ -444,17 +444,21 @@ async fn close(ctx: Ctx) -> Verdict {
         || async {
             let a = ctx.open_for_now().await?;
             let held = (a.locked("x").await?, a.leased("x", LONG).await?);
-            guards.lock().await.push(held);
+            guards.lock().await.push(Some(held));
             Ok(async move { a.backend.close().await })
         },
         || async {
             let mut guards = guards.lock().await;
-            // the future that was never polled has closed nothing: its guards are dropped instead
-            if let Some(first) = guards.pop().filter(|(lock, _)| lock.is_held()) {
-                drop(first);
+            if guards.len() == 1 {
+                guards.clear(); // that future was never polled and has closed nothing
+                guards.push(None);
             }
             for kind in [Kind::Lock, Kind::Lease] {
                 kind.takes(&b, "x").await?.release().await?;
+            }
+            for (lock, lease) in guards.iter().flatten() {
+                let held = lock.is_held() || lease.is_held();
+                ensure!(!held, "expected the guards of a closed handle to be lost");
             }
             Ok(())
         },
