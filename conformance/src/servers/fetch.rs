@@ -131,11 +131,11 @@ impl Apt {
 
     /// The files of the package and of all it depends on.
     fn download(&self, package: Package) -> Result<Vec<PathBuf>, Error> {
-        if self.lists_are_fresh() {
-            if let Ok(files) = self.try_download(package) {
-                return Ok(files);
-            }
-            // Most likely the archive moved on under the lists.
+        // Should that fail, then most likely as the archive moved on under the lists.
+        if self.lists_are_fresh()
+            && let Ok(files) = self.try_download(package)
+        {
+            return Ok(files);
         }
         say(&format!("reading the list of Debian's {}", self.suite));
         self.run(&["update"])?;
@@ -146,7 +146,7 @@ impl Apt {
 
     /// For six hours; then the archive may not have those versions any more.
     fn lists_are_fresh(&self) -> bool {
-        const FRESH: Duration = Duration::from_secs(6 * 60 * 60);
+        const FRESH: Duration = Duration::from_hours(6);
         let age = fs::metadata(self.folder.join("read"))
             .and_then(|read| read.modified())
             .ok()

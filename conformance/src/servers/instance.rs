@@ -19,7 +19,7 @@ use super::{
 
 /// Generous: a loaded machine with two cores may be starting six servers at once.
 const START: Duration = Duration::from_secs(90);
-const STOP: Duration = Duration::from_secs(60);
+const STOP: Duration = Duration::from_mins(1);
 const SIGNAL: Duration = Duration::from_secs(20);
 
 /// Fills a new server's folder, and says the command that runs it on that port.

@@ -121,7 +121,7 @@ impl Program {
         // Its own path may have digits in it, and some print it.
         let banner =
             String::from_utf8_lossy(&output.stdout).replace(&*program.path.to_string_lossy(), "");
-        program.version = version_in(&banner)?.to_owned();
+        version_in(&banner)?.clone_into(&mut program.version);
         kind.accepts(&banner).then_some(program)
     }
 

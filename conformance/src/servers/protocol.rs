@@ -179,7 +179,9 @@ impl Redis {
     pub(super) fn call(&mut self, words: &[&str]) -> Result<String, Error> {
         let mut request = format!("*{}\r\n", words.len());
         for word in words {
-            request.push_str(&format!("${}\r\n{word}\r\n", word.len()));
+            for part in ["$", &word.len().to_string(), "\r\n", word, "\r\n"] {
+                request.push_str(part);
+            }
         }
         self.0
             .get_mut()

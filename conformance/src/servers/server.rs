@@ -41,8 +41,7 @@ impl Server {
     pub fn shared(kind: Kind) -> Result<Self, Error> {
         static SHARED: [Mutex<Option<Server>>; Kind::ALL.len()] =
             [const { Mutex::new(None) }; Kind::ALL.len()];
-        let place = Kind::ALL.iter().position(|other| *other == kind);
-        let mut shared = SHARED[place.expect("every kind is in the list")]
+        let mut shared = SHARED[kind as usize]
             .lock()
             .unwrap_or_else(PoisonError::into_inner);
         if let Some(server) = &*shared {
