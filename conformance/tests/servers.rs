@@ -1,7 +1,7 @@
 //! The test servers themselves: what every test of a failure relies on.
 
 use std::{
-    io::{BufRead as _, BufReader, Read as _},
+    io::{BufRead as _, BufReader, Read as _, Write as _},
     net::{Ipv4Addr, TcpListener, TcpStream},
     os::unix::process::CommandExt as _,
     path::{Path, PathBuf},
@@ -10,7 +10,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use leasehold_conformance::servers::{Kind, Server};
+use leasehold_conformance::servers::{Kind, PgBouncer, Server, redis};
 use nix::{
     sys::signal::{Signal, kill, killpg},
     unistd::Pid,
@@ -145,6 +145,60 @@ fn a_shared_server_is_one() {
     let second = Server::shared(Kind::Redis7).unwrap();
     assert_eq!(first.url(), second.url());
     first.ping(LIMIT).unwrap();
+}
+
+#[test]
+fn pgbouncer_stands_in_front_of_postgres() {
+    let postgres = Server::start(Kind::Postgres15).unwrap();
+    let bouncer = PgBouncer::start(&postgres).unwrap();
+    assert_ne!(bouncer.port(), postgres.port());
+    // The version is that of the server behind it.
+    assert_eq!(bouncer.version().unwrap(), postgres.version().unwrap());
+    let redis = Server::start(Kind::Redis7).unwrap();
+    assert!(PgBouncer::start(&redis).is_err());
+}
+
+/// Sends one command by hand and returns what came first for an answer.
+fn ask_redis(server: &Server, command: &str) -> String {
+    let mut stream = TcpStream::connect((Ipv4Addr::LOCALHOST, server.port())).unwrap();
+    stream.set_read_timeout(Some(LIMIT)).unwrap();
+    stream
+        .write_all(format!("{command}\r\n").as_bytes())
+        .unwrap();
+    let mut answer = String::new();
+    BufReader::new(stream).read_line(&mut answer).unwrap();
+    answer.trim_end().to_owned()
+}
+
+#[test]
+fn a_cluster_serves_each_slot_at_one_node() {
+    let cluster = redis::cluster(Kind::Redis7).unwrap();
+    let answers: Vec<String> = cluster
+        .nodes()
+        .iter()
+        .map(|node| ask_redis(node, "SET key value"))
+        .collect();
+    // The slot of "key" is 12539, so that the third node has it.
+    let moved = format!("-MOVED 12539 127.0.0.1:{}", cluster.nodes()[2].port());
+    assert_eq!(answers, [moved.as_str(), moved.as_str(), "+OK"]);
+    for node in cluster.nodes() {
+        assert!(cluster.url().contains(&format!(":{}", node.port())));
+    }
+}
+
+#[test]
+fn a_sentinel_makes_the_replica_the_primary() {
+    let setup = redis::sentinel(Kind::Redis7).unwrap();
+    assert_eq!(setup.primary_port().unwrap(), setup.primary.port());
+    assert_eq!(ask_redis(&setup.primary, "SET key value"), "+OK");
+    assert!(ask_redis(&setup.replica, "SET key value").starts_with("-READONLY"));
+    setup.primary.kill().unwrap();
+    wait_until("the replica is the primary", || {
+        setup.primary_port().unwrap() == setup.replica.port()
+    });
+    wait_until("it takes writes", || {
+        ask_redis(&setup.replica, "SET key value") == "+OK"
+    });
 }
 
 /// The `servers` program with one Redis and one Postgres, in a process group of its own.

@@ -2,6 +2,7 @@ use std::{
     ffi::OsString,
     fmt, fs,
     io::ErrorKind,
+    os::unix::fs::PermissionsExt as _,
     path::{Path, PathBuf},
     process,
     sync::atomic::{AtomicU32, Ordering},
@@ -216,7 +217,12 @@ fn new_folder(parent: &Path, kind: Kind) -> Result<PathBuf, Error> {
         let number = NEXT.fetch_add(1, Ordering::Relaxed);
         let folder = parent.join(format!("{kind}-{}-{number}", process::id()));
         match fs::create_dir(&folder) {
-            Ok(()) => return Ok(folder),
+            Ok(()) => {
+                // Postgres may have to get in as another user, whatever our umask.
+                return fs::set_permissions(&folder, fs::Permissions::from_mode(0o755))
+                    .map(|()| folder.clone())
+                    .map_err(Error::io(format!("open folder {}", folder.display())));
+            }
             // Left by an earlier process of that number, on a machine that crashed.
             Err(error) if error.kind() == ErrorKind::AlreadyExists => {}
             Err(error) => {

@@ -6,17 +6,17 @@ use super::Error;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 #[non_exhaustive]
 pub enum Kind {
-    /// `PostgreSQL` 15, the default one.
+    /// PostgreSQL 15, the default one.
     Postgres15,
-    /// `PostgreSQL` 17.
+    /// PostgreSQL 17.
     Postgres17,
-    /// `PostgreSQL` 18.
+    /// PostgreSQL 18.
     Postgres18,
-    /// `MySQL`, 8.0 or later.
+    /// MySQL, 8.0 or later.
     MySql,
-    /// `MariaDB` 10.x, the default one.
+    /// MariaDB 10.x, the default one.
     MariaDb,
-    /// `MariaDB` 11.x or later.
+    /// MariaDB 11.x or later.
     MariaDbNew,
     /// Redis 7, the default one.
     Redis7,
@@ -24,7 +24,7 @@ pub enum Kind {
     Redis8,
     /// Valkey.
     Valkey,
-    /// `PgBouncer`, which stands in front of a `PostgreSQL`: see [`PgBouncer`](super::PgBouncer).
+    /// PgBouncer, which stands in front of a PostgreSQL: see [`PgBouncer`](super::PgBouncer).
     PgBouncer,
 }
 
@@ -117,7 +117,7 @@ impl Kind {
             Self::Redis7 => ("bookworm", "redis-server"),
             Self::Redis8 => ("trixie", "redis-server"),
             Self::Valkey => ("trixie", "valkey-server"),
-            Self::PgBouncer => ("bookworm", "pgbouncer"),
+            Self::PgBouncer => ("trixie", "pgbouncer"),
         };
         Package { suite, name }
     }

@@ -35,17 +35,19 @@ mod instance;
 mod kind;
 mod mysql;
 mod paths;
+mod pgbouncer;
 mod postgres;
 mod process;
 mod program;
 mod protocol;
-mod redis;
+pub mod redis;
 mod server;
 mod supervisor;
 mod url;
 
 pub use error::Error;
 pub use kind::Kind;
+pub use pgbouncer::PgBouncer;
 pub use server::Server;
 
 /// Fetches a kind's program if this machine has none, and starts nothing.

@@ -1,4 +1,4 @@
-//! `MySQL` and `MariaDB`: one protocol and mostly the same options, but each is
+//! MySQL and MariaDB: one protocol and mostly the same options, but each is
 //! initialised in its own way.
 
 use std::{
@@ -30,7 +30,7 @@ const SETTINGS: [&str; 8] = [
 ];
 
 /// A user without rights beyond its own databases, as an application has, and a
-/// root that may come by TCP. A statement a line, as `MariaDB`'s bootstrap wants.
+/// root that may come by TCP. A statement a line, as MariaDB's bootstrap wants.
 const ACCOUNTS: &str = "\
 create database test;
 create user test@'%' identified by 'test';

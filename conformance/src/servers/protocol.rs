@@ -41,6 +41,10 @@ impl Address {
         }
     }
 
+    pub(super) fn host(&self) -> &str {
+        &self.parts.host
+    }
+
     pub(super) const fn port(&self) -> u16 {
         self.parts.port
     }

@@ -122,7 +122,7 @@ impl Server {
         }
     }
 
-    /// The URL for one who may do everything: root's on `MySQL` and `MariaDB`, else
+    /// The URL for one who may do everything: root's on MySQL and MariaDB, else
     /// the same as [`url`](Self::url). For a server that was given, it is in the
     /// variable that ends in `_ADMIN_URL` instead of `_URL`.
     pub fn admin_url(&self) -> String {
