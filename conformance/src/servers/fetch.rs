@@ -9,7 +9,7 @@
 use std::{
     env,
     ffi::{OsStr, OsString},
-    fs,
+    fs::{self, File},
     os::unix::fs::{PermissionsExt as _, symlink},
     path::{Path, PathBuf},
     process::{Command, Output, Stdio},
@@ -40,7 +40,7 @@ pub(super) fn root(kind: Kind) -> Result<PathBuf, Error> {
     if root.exists() {
         return Ok(root);
     }
-    let _lock = paths::lock(&base, &format!("apt-{}", package.suite))?;
+    let lock = paths::lock(&base, &format!("apt-{}", package.suite))?;
     if root.exists() {
         return Ok(root);
     }
@@ -52,7 +52,7 @@ pub(super) fn root(kind: Kind) -> Result<PathBuf, Error> {
             package.name, package.suite
         ),
     };
-    let apt = Apt::new(&base, package.suite).map_err(unavailable)?;
+    let apt = Apt::new(&base, package.suite, lock).map_err(unavailable)?;
     let files = apt.download(package).map_err(unavailable)?;
     say(&format!("unpacking {} packages for {kind}", files.len()));
     let draft = paths::with_suffix(&root, ".draft");
@@ -103,10 +103,12 @@ fn loader(root: &Path) -> Option<(PathBuf, PathBuf)> {
 struct Apt {
     folder: PathBuf,
     suite: &'static str,
+    /// Held for as long as this is in use.
+    lock: File,
 }
 
 impl Apt {
-    fn new(base: &Path, suite: &'static str) -> Result<Self, Error> {
+    fn new(base: &Path, suite: &'static str, lock: File) -> Result<Self, Error> {
         let folder = base.join("apt").join(suite);
         for part in ["lists/partial", "cache/archives/partial"] {
             let part = folder.join(part);
@@ -126,7 +128,11 @@ impl Apt {
             let path = folder.join(name);
             fs::write(&path, text).map_err(Error::io(format!("write {}", path.display())))?;
         }
-        Ok(Self { folder, suite })
+        Ok(Self {
+            folder,
+            suite,
+            lock,
+        })
     }
 
     /// The files of the package and of all it depends on.
@@ -216,6 +222,9 @@ impl Apt {
             ("Acquire::Check-Date", "false".into()),
             ("Dpkg::Use-Pty", "false".into()),
         ];
+        // An apt-get outlives us when we are killed; the next fetch has to wait for it
+        // then, so that the lock is held by it too.
+        let lock = self.lock.try_clone().map_err(Error::io("share a lock"))?;
         let output = Command::new("apt-get")
             .arg("-qq")
             .args(
@@ -226,7 +235,7 @@ impl Apt {
             .args(arguments)
             .env("LC_ALL", "C")
             .env("DEBIAN_FRONTEND", "noninteractive")
-            .stdin(Stdio::null())
+            .stdin(lock)
             .output()
             .map_err(Error::io("run apt-get, which Debian and its like have"))?;
         if output.status.success() {
@@ -387,6 +396,7 @@ mod tests {
         let apt = Apt {
             folder: "/a".into(),
             suite: "sid",
+            lock: File::open("/dev/null").unwrap(),
         };
         let file = |line| apt.file(line).map(|path| path.display().to_string());
         assert_eq!(

@@ -126,10 +126,12 @@ impl Unprivileged {
             "--clear-groups".into(),
         ];
         if self.shut_out {
-            // The right to pass through folders, and no other, is kept.
+            // The right to pass through folders, and no other, is kept; also for
+            // access(2), which Postgres looks for its programs with.
             let kept = [
                 "--inh-caps=-all,+dac_override",
                 "--ambient-caps=-all,+dac_override",
+                "--securebits=+no_setuid_fixup",
             ];
             words.extend(kept.map(OsString::from));
         }

@@ -2,10 +2,10 @@
 
 use std::{
     collections::BTreeMap,
-    fs,
+    fs, io,
     net::{Ipv4Addr, TcpListener},
     os::unix::fs::MetadataExt as _,
-    path::Path,
+    path::{Path, PathBuf},
     thread,
     time::{Duration, Instant},
 };
@@ -121,20 +121,29 @@ pub(super) fn slay(pid: u32, limit: Duration) -> Result<bool, Error> {
 pub(super) fn listens(pid: u32, port: u16) -> bool {
     let sockets = listeners(port);
     let process = format!("/proc/{pid}");
-    let Ok(files) = fs::read_dir(format!("{process}/fd")) else {
-        // Another user's files are hidden even from root in a container that may
-        // not trace; who owns the socket is shown to all.
-        let owner = fs::metadata(process).map(|process| process.uid());
-        return owner.is_ok_and(|owner| sockets.iter().any(|socket| socket.owner == owner));
-    };
-    files
-        .flatten()
-        .filter_map(|file| fs::read_link(file.path()).ok())
-        .any(|file| {
-            sockets
-                .iter()
-                .any(|socket| file.as_os_str() == socket.file.as_str())
-        })
+    match open_files(&process) {
+        Ok(files) => files
+            .iter()
+            .any(|file| sockets.iter().any(|socket| file == Path::new(&socket.file))),
+        // Another user's files are hidden even from root in a container that may not
+        // trace; who owns the socket is shown to all.
+        Err(_) => fs::metadata(process)
+            .is_ok_and(|process| sockets.iter().any(|socket| socket.owner == process.uid())),
+    }
+}
+
+/// What the links in a process's `fd` point to.
+fn open_files(process: &str) -> io::Result<Vec<PathBuf>> {
+    let mut files = Vec::new();
+    for file in fs::read_dir(format!("{process}/fd"))? {
+        match fs::read_link(file?.path()) {
+            Ok(file) => files.push(file),
+            // Closed meanwhile.
+            Err(error) if error.kind() == io::ErrorKind::NotFound => {}
+            Err(error) => return Err(error),
+        }
+    }
+    Ok(files)
 }
 
 struct Socket {
