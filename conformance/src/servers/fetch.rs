@@ -220,6 +220,8 @@ impl Apt {
             // Mirrors keep a suite past the date that its release file names.
             ("Acquire::Check-Valid-Until", "false".into()),
             ("Acquire::Check-Date", "false".into()),
+            // Otherwise a list that could not be read is no failure.
+            ("APT::Update::Error-Mode", "any".into()),
             ("Dpkg::Use-Pty", "false".into()),
         ];
         // An apt-get outlives us when we are killed; the next fetch has to wait for it

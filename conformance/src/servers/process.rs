@@ -127,8 +127,9 @@ pub(super) fn listens(pid: u32, port: u16) -> bool {
             .any(|file| sockets.iter().any(|socket| file == Path::new(&socket.file))),
         // Another user's files are hidden even from root in a container that may not
         // trace; who owns the socket is shown to all.
-        Err(_) => fs::metadata(process)
+        Err(error) if error.kind() == io::ErrorKind::PermissionDenied => fs::metadata(process)
             .is_ok_and(|process| sockets.iter().any(|socket| socket.owner == process.uid())),
+        Err(_) => false,
     }
 }
 
@@ -236,11 +237,14 @@ mod tests {
 
     #[test]
     fn a_listener_is_told_from_others() {
+        let mut other = process::Command::new("sleep").arg("60").spawn().unwrap();
         let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
         let port = listener.local_addr().unwrap().port();
         assert!(listens(process::id(), port));
-        assert!(!listens(1, port));
+        assert!(!listens(other.id(), port));
         drop(listener);
         assert!(!listens(process::id(), port));
+        other.kill().unwrap();
+        other.wait().unwrap();
     }
 }
