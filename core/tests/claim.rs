@@ -33,39 +33,22 @@ async fn a_commit_writes_and_runs_the_hooks_in_order_once() {
         let ran = ran.clone();
         async move { ran.lock().unwrap().push(what) }
     };
-    let mut claim = one
-        .claim(&keys(&["a"]), wait(secs(1)))
-        .await
-        .unwrap()
-        .unwrap();
+    let mut claim = one.claim(&keys(&["a"]), wait(secs(1))).await.unwrap().unwrap();
     write(&mut claim, "x", "1");
     claim.after_commit(hook("first"));
     claim.after_commit(async { panic!("a hook that panics stops no other") });
     claim.after_commit(hook("second"));
     assert_eq!(one.store().read("x"), None);
-    assert!(
-        two.claim(&keys(&["a", "b"]), wait(Duration::ZERO))
-            .await
-            .unwrap()
-            .is_none()
-    );
+    assert!(two.claim(&keys(&["a", "b"]), wait(Duration::ZERO)).await.unwrap().is_none());
     claim.commit().await.unwrap();
     assert_eq!(one.store().read("x").as_deref(), Some("1"));
     assert_eq!(*ran.lock().unwrap(), ["first", "second"]);
 
-    let mut claim = two
-        .claim(&keys(&["a", "b"]), wait(Duration::ZERO))
-        .await
-        .unwrap()
-        .unwrap();
+    let mut claim = two.claim(&keys(&["a", "b"]), wait(Duration::ZERO)).await.unwrap().unwrap();
     write(&mut claim, "x", "2");
     claim.after_commit(hook("never"));
     claim.rollback().await.unwrap();
-    let mut claim = two
-        .claim(&keys(&["a", "b"]), wait(Duration::ZERO))
-        .await
-        .unwrap()
-        .unwrap();
+    let mut claim = two.claim(&keys(&["a", "b"]), wait(Duration::ZERO)).await.unwrap().unwrap();
     claim.after_commit(hook("never"));
     drop(claim);
     nothing_left(one.store()).await;
@@ -77,11 +60,7 @@ async fn a_commit_writes_and_runs_the_hooks_in_order_once() {
 async fn a_commit_whose_answer_is_lost_is_unknown_and_drops_the_hooks() {
     let (one, _) = pair();
     let ran = Arc::new(Mutex::new(false));
-    let mut claim = one
-        .claim(&keys(&["a"]), wait(secs(1)))
-        .await
-        .unwrap()
-        .unwrap();
+    let mut claim = one.claim(&keys(&["a"]), wait(secs(1))).await.unwrap().unwrap();
     write(&mut claim, "x", "1");
     let flag = ran.clone();
     claim.after_commit(async move { *flag.lock().unwrap() = true });
@@ -89,46 +68,23 @@ async fn a_commit_whose_answer_is_lost_is_unknown_and_drops_the_hooks() {
     let error = claim.commit().await.unwrap_err();
     assert_eq!(error.kind(), ErrorKind::CommitUnknown);
     assert!(!error.is_retryable());
-    assert!(
-        error
-            .to_string()
-            .starts_with("memory: commit \"{a}\" failed: commit outcome unknown")
-    );
-    assert_eq!(
-        one.store().read("x").as_deref(),
-        Some("1"),
-        "this one did happen"
-    );
+    assert!(error.to_string().starts_with("memory: commit \"{a}\" failed: commit outcome unknown"));
+    assert_eq!(one.store().read("x").as_deref(), Some("1"), "this one did happen");
     assert!(!*ran.lock().unwrap());
     // silence is unknown as well, after its limit
-    let claim = one
-        .claim(&keys(&["b"]), wait(secs(1)))
-        .await
-        .unwrap()
-        .unwrap();
+    let claim = one.claim(&keys(&["b"]), wait(secs(1))).await.unwrap().unwrap();
     one.link().silence();
-    let error = timeout(secs(60), claim.commit())
-        .await
-        .unwrap()
-        .unwrap_err();
+    let error = timeout(secs(60), claim.commit()).await.unwrap().unwrap_err();
     assert_eq!(error.kind(), ErrorKind::CommitUnknown);
 }
 
 #[tokio::test(start_paused = true)]
 async fn a_claim_whose_session_ended_writes_nothing() {
     let (one, two) = pair();
-    let mut claim = one
-        .claim(&keys(&["a"]), wait(secs(1)))
-        .await
-        .unwrap()
-        .unwrap();
+    let mut claim = one.claim(&keys(&["a"]), wait(secs(1))).await.unwrap().unwrap();
     write(&mut claim, "x", "stale");
     one.link().end_sessions();
-    let next = two
-        .claim(&keys(&["a"]), wait(Duration::ZERO))
-        .await
-        .unwrap()
-        .expect("free");
+    let next = two.claim(&keys(&["a"]), wait(Duration::ZERO)).await.unwrap().expect("free");
     assert!(next.token() > claim.token());
     assert_eq!(claim.commit().await.unwrap_err().kind(), ErrorKind::Lost);
     assert_eq!(one.store().read("x"), None);
@@ -137,20 +93,13 @@ async fn a_claim_whose_session_ended_writes_nothing() {
 #[tokio::test(start_paused = true)]
 async fn a_wait_that_ends_has_taken_none_of_the_keys() {
     let (one, two) = pair();
-    let held = one
-        .claim(&keys(&["b"]), wait(secs(1)))
-        .await
-        .unwrap()
-        .unwrap();
+    let held = one.claim(&keys(&["b"]), wait(secs(1))).await.unwrap().unwrap();
     for backend in [&one, &two] {
         let start = Instant::now();
         let set = keys(&["a", "b", "c"]);
         assert!(backend.claim(&set, wait(secs(3))).await.unwrap().is_none());
         assert!(start.elapsed() >= secs(3) && start.elapsed() < millis(3100));
-        let others = backend
-            .claim(&keys(&["a", "c"]), wait(Duration::ZERO))
-            .await
-            .unwrap();
+        let others = backend.claim(&keys(&["a", "c"]), wait(Duration::ZERO)).await.unwrap();
         assert!(others.is_some(), "keys of the failed set are still held");
         others.unwrap().rollback().await.unwrap();
     }
@@ -162,22 +111,13 @@ async fn a_wait_that_ends_has_taken_none_of_the_keys() {
 async fn a_waiter_whose_caller_is_gone_leaves_the_queue() {
     let (one, two) = pair();
     let two = Arc::new(two);
-    let held = one
-        .claim(&keys(&["a"]), wait(secs(1)))
-        .await
-        .unwrap()
-        .unwrap();
+    let held = one.claim(&keys(&["a"]), wait(secs(1))).await.unwrap().unwrap();
     for _ in 0..10 {
         let gone = timeout(millis(50), two.claim(&keys(&["a"]), wait(Duration::MAX))).await;
         assert!(gone.is_err());
     }
     held.commit().await.unwrap();
-    assert!(
-        one.claim(&keys(&["a"]), wait(Duration::ZERO))
-            .await
-            .unwrap()
-            .is_some()
-    );
+    assert!(one.claim(&keys(&["a"]), wait(Duration::ZERO)).await.unwrap().is_some());
     nothing_left(one.store()).await;
 }
 
@@ -227,10 +167,7 @@ async fn with_claim_commits_on_ok_and_rolls_back_on_err() {
         write(claim, "x", "kept");
         Ok(7)
     };
-    assert_eq!(
-        one.with_claim(&set, wait(secs(1)), work).await.unwrap(),
-        Some(7)
-    );
+    assert_eq!(one.with_claim(&set, wait(secs(1)), work).await.unwrap(), Some(7));
     let work = async |claim: &mut Claim| -> Result<(), Box<dyn std::error::Error + Send + Sync>> {
         write(claim, "x", "dropped");
         Err("the work failed".into())
@@ -246,11 +183,7 @@ async fn dedupe_inside_a_claim_goes_with_it() {
     let (one, two) = pair();
     let event = key("event");
     for commits in [false, true] {
-        let mut claim = one
-            .claim(&Keys::none(), wait(secs(1)))
-            .await
-            .unwrap()
-            .unwrap();
+        let mut claim = one.claim(&Keys::none(), wait(secs(1))).await.unwrap().unwrap();
         assert!(claim.first_seen(&event, secs(60)).await.unwrap());
         assert!(!claim.first_seen(&event, secs(60)).await.unwrap());
         let meanwhile = two.admit(&event, DedupeOptions::default()).await.unwrap();
@@ -263,11 +196,7 @@ async fn dedupe_inside_a_claim_goes_with_it() {
     }
     let after = two.admit(&event, DedupeOptions::default()).await.unwrap();
     assert!(matches!(after, Admission::Done { .. }));
-    let mut claim = two
-        .claim(&Keys::none(), wait(secs(1)))
-        .await
-        .unwrap()
-        .unwrap();
+    let mut claim = two.claim(&Keys::none(), wait(secs(1))).await.unwrap().unwrap();
     assert!(!claim.first_seen(&event, secs(60)).await.unwrap());
     let error = claim.first_seen(&event, Duration::ZERO).await.unwrap_err();
     assert_eq!(error.kind(), ErrorKind::InvalidOptions);
@@ -284,10 +213,5 @@ async fn an_outage_fails_within_wait_and_answer_limit() {
         assert!(start.elapsed() <= limit + secs(5));
     }
     one.link().heal();
-    assert!(
-        one.claim(&keys(&["a"]), wait(secs(1)))
-            .await
-            .unwrap()
-            .is_some()
-    );
+    assert!(one.claim(&keys(&["a"]), wait(secs(1))).await.unwrap().is_some());
 }

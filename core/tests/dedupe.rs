@@ -11,18 +11,11 @@ use tokio::time::Instant;
 static KEY: LazyLock<Key> = LazyLock::new(|| key("event"));
 
 fn opts() -> DedupeOptions {
-    DedupeOptions::default()
-        .in_progress(secs(10))
-        .retain(secs(100))
+    DedupeOptions::default().in_progress(secs(10)).retain(secs(100))
 }
 
 async fn first(backend: &impl Dedupe) -> leasehold_core::DedupeGuard {
-    backend
-        .admit(&KEY, opts())
-        .await
-        .unwrap()
-        .first()
-        .expect("the first")
+    backend.admit(&KEY, opts()).await.unwrap().first().expect("the first")
 }
 
 async fn eventually_first(backend: &impl Dedupe) -> leasehold_core::DedupeGuard {
@@ -78,28 +71,15 @@ async fn an_unfinished_entry_is_taken_over_and_its_owner_can_do_no_harm() {
     assert!(older.lost().is_set());
     assert_eq!(stale.abandon().await.unwrap_err().kind(), ErrorKind::Lost);
     assert_eq!(older.complete().await.unwrap_err().kind(), ErrorKind::Lost);
-    assert!(matches!(
-        one.admit(&KEY, opts()).await.unwrap(),
-        Admission::InProgress { .. }
-    ));
+    assert!(matches!(one.admit(&KEY, opts()).await.unwrap(), Admission::InProgress { .. }));
     guard.complete().await.unwrap();
-    assert!(matches!(
-        one.admit(&KEY, opts()).await.unwrap(),
-        Admission::Done { .. }
-    ));
+    assert!(matches!(one.admit(&KEY, opts()).await.unwrap(), Admission::Done { .. }));
 }
 
 #[tokio::test(start_paused = true)]
 async fn many_are_admitted_in_their_order_and_repeats_once() {
     let (one, two) = pair();
-    two.admit(&key("b"), opts())
-        .await
-        .unwrap()
-        .first()
-        .unwrap()
-        .complete()
-        .await
-        .unwrap();
+    two.admit(&key("b"), opts()).await.unwrap().first().unwrap().complete().await.unwrap();
     let keys = ["a", "b", "c", "a"].map(key);
     let admitted = one.admit_many(&keys, opts()).await.unwrap();
     assert!(admitted[0].is_first() && admitted[2].is_first());
@@ -125,10 +105,7 @@ async fn one_step_forms() {
     let accepted = seen().await.unwrap();
     assert!(accepted.is_accepted() && start.elapsed() == within);
     assert!(matches!(accepted, Seen::Accepted(error) if error.kind() == ErrorKind::Unavailable));
-    let error = one
-        .first_seen_or_accept(&KEY, Duration::ZERO, within)
-        .await
-        .unwrap_err();
+    let error = one.first_seen_or_accept(&KEY, Duration::ZERO, within).await.unwrap_err();
     assert_eq!(error.kind(), ErrorKind::InvalidOptions);
 }
 
@@ -136,8 +113,13 @@ async fn one_step_forms() {
 async fn an_admission_whose_answer_was_lost_is_not_burned() {
     let (one, two) = pair();
     one.link().lose_next_answer();
+    let guard = one.admit(&KEY, opts()).await.unwrap().first().expect("it is our own");
+    assert!(!two.admit(&KEY, opts()).await.unwrap().is_first());
+    guard.abandon().await.unwrap();
+    one.link().silence();
     let error = one.admit(&KEY, opts()).await.unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Unavailable);
+    one.link().heal();
     drop(eventually_first(&two).await);
 }
 

@@ -13,32 +13,16 @@ use tokio::runtime::{Builder, Runtime};
 type Guards = (LockGuard, LeaseGuard, Claim, DedupeGuard);
 
 fn runtime() -> Runtime {
-    Builder::new_multi_thread()
-        .worker_threads(2)
-        .enable_all()
-        .build()
-        .unwrap()
+    Builder::new_multi_thread().worker_threads(2).enable_all().build().unwrap()
 }
 
 async fn all_guards(backend: &MemoryBackend) -> Guards {
     let a = key("a");
     let opts = DedupeOptions::default();
     (
-        backend
-            .lock(&a, LockOptions::default())
-            .await
-            .unwrap()
-            .unwrap(),
-        backend
-            .lease(&a, LeaseOptions::default())
-            .await
-            .unwrap()
-            .unwrap(),
-        backend
-            .claim(&Keys::from(a.clone()), ClaimOptions::default())
-            .await
-            .unwrap()
-            .unwrap(),
+        backend.lock(&a, LockOptions::default()).await.unwrap().unwrap(),
+        backend.lease(&a, LeaseOptions::default()).await.unwrap().unwrap(),
+        backend.claim(&Keys::from(a.clone()), ClaimOptions::default()).await.unwrap().unwrap(),
         backend.admit(&a, opts).await.unwrap().first().unwrap(),
     )
 }
@@ -47,38 +31,18 @@ async fn all_guards(backend: &MemoryBackend) -> Guards {
 async fn all_free(backend: &MemoryBackend) {
     let start = tokio::time::Instant::now();
     let guards = loop {
-        let admitted = backend
-            .admit(&key("a"), DedupeOptions::default())
-            .await
-            .unwrap();
+        let admitted = backend.admit(&key("a"), DedupeOptions::default()).await.unwrap();
         if admitted.is_first() {
             break admitted;
         }
-        assert!(
-            start.elapsed() < secs(30),
-            "the dedupe entry was not abandoned"
-        );
+        assert!(start.elapsed() < secs(30), "the dedupe entry was not abandoned");
         tokio::time::sleep(secs(1) / 100).await;
     };
     drop(guards);
     tokio::time::sleep(secs(1) / 100).await;
-    assert!(
-        backend
-            .lock(&key("a"), LockOptions::default())
-            .await
-            .unwrap()
-            .is_some()
-    );
-    assert!(
-        backend
-            .lease(&key("a"), LeaseOptions::default())
-            .await
-            .unwrap()
-            .is_some()
-    );
-    let claim = backend
-        .claim(&Keys::from(key("a")), ClaimOptions::default())
-        .await;
+    assert!(backend.lock(&key("a"), LockOptions::default()).await.unwrap().is_some());
+    assert!(backend.lease(&key("a"), LeaseOptions::default()).await.unwrap().is_some());
+    let claim = backend.claim(&Keys::from(key("a")), ClaimOptions::default()).await;
     assert!(claim.unwrap().is_some());
 }
 
@@ -125,10 +89,7 @@ fn after_the_runtime_has_shut_down() {
     let guards = first.block_on(all_guards(&one));
     let more = first.block_on(async { two.lock(&key("b"), LockOptions::default()).await });
     first.shutdown_timeout(secs(5));
-    assert!(
-        !guards.0.is_held() || guards.0.is_held(),
-        "asking does not panic"
-    );
+    assert!(!guards.0.is_held() || guards.0.is_held(), "asking does not panic");
     drop(guards);
     drop(more);
     drop((one, two));
@@ -143,12 +104,7 @@ fn by_a_runtime_that_shuts_down() {
         std::future::pending::<()>().await;
     });
     first.block_on(async {
-        while two
-            .lock(&key("a"), LockOptions::try_once())
-            .await
-            .unwrap()
-            .is_some()
-        {
+        while two.lock(&key("a"), LockOptions::try_once()).await.unwrap().is_some() {
             tokio::task::yield_now().await;
         }
     });

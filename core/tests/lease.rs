@@ -53,29 +53,19 @@ async fn a_silent_network_loses_at_the_local_deadline_before_the_store_frees() {
         async {
             assert_eq!(lost.wait().await, LossReason::Expired);
             let took = start.elapsed();
-            assert!(
-                took >= believed(secs(30)) - millis(1) && took < secs(30),
-                "{took:?}"
-            );
+            assert!(took >= believed(secs(30)) - millis(1) && took < secs(30), "{took:?}");
         },
         two.lease(&KEY, wanted)
     );
     assert!(start.elapsed() >= secs(30), "the store freed it early");
-    assert!(
-        start.elapsed() < secs(32),
-        "taken over after {:?}",
-        start.elapsed()
-    );
+    assert!(start.elapsed() < secs(32), "taken over after {:?}", start.elapsed());
     let successor = successor.unwrap().unwrap();
     assert!(!guard.is_held() && guard.remaining().is_zero());
     assert_eq!(guard.renew().await.unwrap_err().kind(), ErrorKind::Lost);
     one.link().heal();
     assert_eq!(guard.release().await.unwrap_err().kind(), ErrorKind::Lost);
     tokio::time::sleep(secs(5)).await;
-    assert!(
-        successor.is_held(),
-        "a stale renewal or release hit the successor"
-    );
+    assert!(successor.is_held(), "a stale renewal or release hit the successor");
 }
 
 #[tokio::test(start_paused = true)]
@@ -104,14 +94,8 @@ async fn a_late_answer_does_not_resurrect() {
     tokio::time::sleep(secs(10)).await;
     assert!(!guard.is_held());
     one.link().heal();
-    let next = two
-        .lease(&KEY, LeaseOptions::default().wait(secs(10)))
-        .await
-        .unwrap();
-    assert!(
-        next.is_some(),
-        "what a late renewal left on the store was not freed"
-    );
+    let next = two.lease(&KEY, LeaseOptions::default().wait(secs(10))).await.unwrap();
+    assert!(next.is_some(), "what a late renewal left on the store was not freed");
 }
 
 #[tokio::test(start_paused = true)]
@@ -121,11 +105,7 @@ async fn a_lease_deleted_by_an_outsider_is_lost_promptly() {
     let start = Instant::now();
     one.store().delete_lease("test", &KEY);
     assert_eq!(guard.lost().wait().await, LossReason::Taken);
-    assert!(
-        start.elapsed() < secs(1),
-        "told after {:?}",
-        start.elapsed()
-    );
+    assert!(start.elapsed() < secs(1), "told after {:?}", start.elapsed());
     let next = two.lease(&KEY, ttl(secs(3))).await.unwrap().unwrap();
     assert_eq!(guard.release().await.unwrap_err().kind(), ErrorKind::Lost);
     assert!(next.is_held());
@@ -138,11 +118,7 @@ async fn a_release_wakes_the_waiter_and_a_lost_message_only_delays_it() {
     let long = LeaseOptions::default().ttl(secs(600)).wait(Duration::MAX);
     let mut guard = one.lease(&KEY, long).await.unwrap().unwrap();
     for round in 0..6 {
-        let (from, to) = if round % 2 == 0 {
-            (&one, &two)
-        } else {
-            (&two, &one)
-        };
+        let (from, to) = if round % 2 == 0 { (&one, &two) } else { (&two, &one) };
         let (next, released) = tokio::join!(to.lease(&KEY, long), async {
             tokio::time::sleep(secs(5)).await;
             if round >= 4 {
@@ -157,11 +133,7 @@ async fn a_release_wakes_the_waiter_and_a_lost_message_only_delays_it() {
         });
         guard = next.unwrap().unwrap();
         let took = released.elapsed();
-        let bound = if round >= 4 {
-            LeaseLimits::default().max_poll
-        } else {
-            millis(5)
-        };
+        let bound = if round >= 4 { LeaseLimits::default().max_poll } else { millis(5) };
         assert!(took <= bound, "round {round}: woken after {took:?}");
         assert!(from.lease(&KEY, ttl(secs(1))).await.unwrap().is_none());
     }
@@ -170,32 +142,18 @@ async fn a_release_wakes_the_waiter_and_a_lost_message_only_delays_it() {
 #[tokio::test(start_paused = true)]
 async fn an_expiry_wakes_the_waiter() {
     let (one, two) = pair();
-    let guard = one
-        .lease(&KEY, ttl(secs(5)).manual_renewal())
-        .await
-        .unwrap()
-        .unwrap();
+    let guard = one.lease(&KEY, ttl(secs(5)).manual_renewal()).await.unwrap().unwrap();
     let start = Instant::now();
-    let next = two
-        .lease(&KEY, LeaseOptions::default().wait(secs(60)))
-        .await
-        .unwrap();
+    let next = two.lease(&KEY, LeaseOptions::default().wait(secs(60))).await.unwrap();
     let took = start.elapsed();
-    assert!(
-        next.is_some() && took >= believed(secs(5)) && took < millis(5100),
-        "{took:?}"
-    );
+    assert!(next.is_some() && took >= believed(secs(5)) && took < millis(5100), "{took:?}");
     assert_eq!(guard.lost().reason(), Some(LossReason::Expired));
 }
 
 #[tokio::test(start_paused = true)]
 async fn manual_renewal_and_the_longest_hold() {
     let (one, two) = pair();
-    let guard = one
-        .lease(&KEY, ttl(secs(5)).manual_renewal())
-        .await
-        .unwrap()
-        .unwrap();
+    let guard = one.lease(&KEY, ttl(secs(5)).manual_renewal()).await.unwrap().unwrap();
     for _ in 0..10 {
         tokio::time::sleep(secs(4)).await;
         guard.renew().await.unwrap();
@@ -203,10 +161,7 @@ async fn manual_renewal_and_the_longest_hold() {
     let start = Instant::now();
     guard.lost().wait().await;
     let took = start.elapsed();
-    assert!(
-        took >= believed(secs(5)) - millis(1) && took <= secs(5),
-        "{took:?}"
-    );
+    assert!(took >= believed(secs(5)) - millis(1) && took <= secs(5), "{took:?}");
     drop(guard);
 
     let start = Instant::now();
@@ -214,10 +169,7 @@ async fn manual_renewal_and_the_longest_hold() {
     let guard = two.lease(&KEY, opts).await.unwrap().unwrap();
     assert_eq!(guard.lost().wait().await, LossReason::Expired);
     let took = start.elapsed();
-    assert!(
-        took >= secs(60) && took <= secs(63),
-        "a stuck holder held for {took:?}"
-    );
+    assert!(took >= secs(60) && took <= secs(63), "a stuck holder held for {took:?}");
 }
 
 #[tokio::test(start_paused = true)]
@@ -229,16 +181,11 @@ async fn a_local_waiter_goes_on_when_the_local_holder_has_lost() {
         tokio::time::sleep(secs(1)).await;
         one.store().delete_lease("test", &KEY);
     });
-    let next = next
-        .unwrap()
-        .expect("blocked by a guard that is lost and still there");
+    let next = next.unwrap().expect("blocked by a guard that is lost and still there");
     assert!(!guard.is_held());
     drop(guard);
     tokio::time::sleep(secs(1)).await;
-    assert!(
-        two.lease(&KEY, ttl(secs(3))).await.unwrap().is_none(),
-        "the drop freed the successor"
-    );
+    assert!(two.lease(&KEY, ttl(secs(3))).await.unwrap().is_none(), "the drop freed the successor");
     assert!(next.is_held());
 }
 
@@ -249,11 +196,7 @@ async fn options_out_of_range_are_refused_before_any_io() {
     for bad in [Duration::ZERO, millis(99), Duration::MAX] {
         let error = one.lease(&KEY, ttl(bad)).await.unwrap_err();
         assert_eq!(error.kind(), ErrorKind::InvalidOptions);
-        assert!(
-            error
-                .to_string()
-                .starts_with("memory: lease \"a\" failed: invalid options: ttl")
-        );
+        assert!(error.to_string().starts_with("memory: lease \"a\" failed: invalid options: ttl"));
     }
 }
 
@@ -267,19 +210,21 @@ async fn an_outage_fails_a_try_within_the_answer_limit_and_leaves_nothing() {
     assert!(start.elapsed() <= LeaseLimits::default().answer);
     one.link().heal(); // now the request arrives; what it took is given back
     tokio::time::sleep(secs(5)).await;
-    assert!(
-        two.lease(&KEY, ttl(secs(3))).await.unwrap().is_some(),
-        "an orphan"
-    );
+    assert!(two.lease(&KEY, ttl(secs(3))).await.unwrap().is_some(), "an orphan");
 }
 
 #[tokio::test(start_paused = true)]
 async fn a_lost_answer_is_recognised_as_our_own() {
-    let (one, _) = pair();
+    let (one, two) = pair();
     one.link().lose_next_answer();
     let wanted = LeaseOptions::default().ttl(secs(30)).wait(secs(5));
+    let start = Instant::now();
     let guard = one.lease(&KEY, wanted).await.unwrap();
-    assert!(guard.expect("our own lease was called foreign").is_held());
+    let guard = guard.expect("our own lease was called foreign");
+    assert!(start.elapsed() < secs(1), "after {:?}", start.elapsed());
+    tokio::time::sleep(secs(60)).await;
+    assert!(guard.is_held(), "what we got by asking again was taken back");
+    assert!(two.lease(&KEY, ttl(secs(3))).await.unwrap().is_none());
 }
 
 #[tokio::test(start_paused = true)]
@@ -287,12 +232,7 @@ async fn thousands_of_leases_share_a_few_renewals() {
     let (one, two) = pair();
     let mut guards = Vec::new();
     for i in 0..10_000 {
-        guards.push(
-            one.lease(&key(&i.to_string()), ttl(secs(30)))
-                .await
-                .unwrap()
-                .unwrap(),
-        );
+        guards.push(one.lease(&key(&i.to_string()), ttl(secs(30))).await.unwrap().unwrap());
     }
     tokio::time::sleep(secs(120)).await;
     assert!(guards.iter().all(leasehold_core::LeaseGuard::is_held));
@@ -302,58 +242,30 @@ async fn thousands_of_leases_share_a_few_renewals() {
     assert!(guards.iter().all(leasehold_core::LeaseGuard::is_held));
     one.link().heal();
     one.close().await.unwrap();
-    assert!(
-        guards
-            .iter()
-            .all(|guard| guard.lost().reason() == Some(LossReason::Closed))
-    );
+    assert!(guards.iter().all(|guard| guard.lost().reason() == Some(LossReason::Closed)));
     nothing_left(two.store()).await;
-    assert_eq!(
-        one.lease(&KEY, ttl(secs(1))).await.unwrap_err().kind(),
-        ErrorKind::Unavailable
-    );
+    assert_eq!(one.lease(&KEY, ttl(secs(1))).await.unwrap_err().kind(), ErrorKind::Unavailable);
 }
 
 #[tokio::test(start_paused = true)]
 async fn verify_guards_a_write_until_its_transaction_ends() {
     let (one, two) = pair();
     let begin = async |backend: &MemoryBackend| {
-        backend
-            .claim(&Keys::none(), ClaimOptions::default())
-            .await
-            .unwrap()
-            .unwrap()
+        backend.claim(&Keys::none(), ClaimOptions::default()).await.unwrap().unwrap()
     };
-    let guard = one
-        .lease(&KEY, ttl(secs(3)).manual_renewal())
-        .await
-        .unwrap()
-        .unwrap();
+    let guard = one.lease(&KEY, ttl(secs(3)).manual_renewal()).await.unwrap().unwrap();
     let mut claim: Claim = begin(&one).await;
     guard.verify(claim.tx::<MemoryTx>().unwrap()).await.unwrap();
     claim.tx::<MemoryTx>().unwrap().write("verified", "yes");
     tokio::time::sleep(secs(10)).await;
-    assert!(
-        two.lease(&KEY, ttl(secs(3))).await.unwrap().is_none(),
-        "taken over under a write"
-    );
+    assert!(two.lease(&KEY, ttl(secs(3))).await.unwrap().is_none(), "taken over under a write");
     claim.commit().await.unwrap();
     assert_eq!(one.store().read("verified").as_deref(), Some("yes"));
-    let successor = two
-        .lease(&KEY, ttl(secs(3)))
-        .await
-        .unwrap()
-        .expect("expired");
+    let successor = two.lease(&KEY, ttl(secs(3))).await.unwrap().expect("expired");
     let mut claim = begin(&one).await;
-    let error = guard
-        .verify(claim.tx::<MemoryTx>().unwrap())
-        .await
-        .unwrap_err();
+    let error = guard.verify(claim.tx::<MemoryTx>().unwrap()).await.unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Lost);
-    assert_eq!(
-        claim.tx::<String>().unwrap_err().kind(),
-        ErrorKind::WrongBackend
-    );
+    assert_eq!(claim.tx::<String>().unwrap_err().kind(), ErrorKind::WrongBackend);
     let error = successor.verify(&mut String::new()).await.unwrap_err();
     assert_eq!(error.kind(), ErrorKind::WrongBackend);
 }
@@ -361,9 +273,7 @@ async fn verify_guards_a_write_until_its_transaction_ends() {
 #[tokio::test(start_paused = true)]
 async fn with_lease_stops_the_work_on_loss() {
     let (one, _) = pair();
-    let done = one
-        .with_lease(&KEY, ttl(secs(3)), async |guard| guard.token())
-        .await;
+    let done = one.with_lease(&KEY, ttl(secs(3)), async |guard| guard.token()).await;
     assert!(done.unwrap().is_some());
     let outcome = one.with_lease(&KEY, ttl(secs(3)), async |_| {
         one.link().silence();
@@ -399,12 +309,7 @@ async fn every_key_is_free_once_its_users_are_gone() {
 async fn a_store_without_push_is_polled() {
     // a store that nobody tells anything: the link is silent when the subscription is opened
     let store = MemoryStore::new();
-    let open = || {
-        MemoryBackend::builder()
-            .store(&store)
-            .namespace("test")
-            .build()
-    };
+    let open = || MemoryBackend::builder().store(&store).namespace("test").build();
     let (one, two) = (open(), open());
     let guard = one.lease(&KEY, ttl(secs(600))).await.unwrap().unwrap();
     let wanted = LeaseOptions::default().wait(secs(60));

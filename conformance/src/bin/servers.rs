@@ -77,9 +77,8 @@ fn fetch(kinds: &[Kind]) -> Result<bool, Error> {
 }
 
 fn run(kinds: &[Kind], check: bool) -> Result<bool, Error> {
-    let started: Vec<Vec<Server>> = in_parallel(kinds, start)
-        .into_iter()
-        .collect::<Result<_, _>>()?;
+    let started: Vec<Vec<Server>> =
+        in_parallel(kinds, start).into_iter().collect::<Result<_, _>>()?;
     let servers: Vec<Server> = started.into_iter().flatten().collect();
     print(&servers)?;
     if check {
@@ -136,14 +135,8 @@ fn in_parallel<T: Send>(
 ) -> Vec<Result<T, Error>> {
     let action = &action;
     thread::scope(|scope| {
-        let threads: Vec<_> = kinds
-            .iter()
-            .map(|kind| scope.spawn(move || action(*kind)))
-            .collect();
-        threads
-            .into_iter()
-            .map(|thread| thread.join().expect("a start does not panic"))
-            .collect()
+        let threads: Vec<_> = kinds.iter().map(|kind| scope.spawn(move || action(*kind))).collect();
+        threads.into_iter().map(|thread| thread.join().expect("a start does not panic")).collect()
     })
 }
 

@@ -61,10 +61,9 @@ pub(super) fn send(pid: u32, signal: Signal) -> Result<(), Error> {
     let target = Pid::from_raw(pid.cast_signed());
     match signal::kill(target, signal) {
         Ok(()) | Err(Errno::ESRCH) => Ok(()),
-        Err(errno) => Err(Error::Io {
-            what: format!("send {signal} to process {pid}"),
-            source: errno.into(),
-        }),
+        Err(errno) => {
+            Err(Error::Io { what: format!("send {signal} to process {pid}"), source: errno.into() })
+        }
     }
 }
 
@@ -95,10 +94,7 @@ pub(super) fn freeze(pid: u32, limit: Duration) -> Result<bool, Error> {
 /// Lets the process and its descendants go on.
 pub(super) fn thaw(pid: u32) -> Result<(), Error> {
     // Children first: a parent that finds one hanging might take it for dead.
-    family(pid)
-        .into_iter()
-        .rev()
-        .try_for_each(|member| send(member, Signal::SIGCONT))
+    family(pid).into_iter().rev().try_for_each(|member| send(member, Signal::SIGCONT))
 }
 
 /// Ends the process and its descendants at once, as a power cut would; false when
@@ -111,9 +107,7 @@ pub(super) fn slay(pid: u32, limit: Duration) -> Result<bool, Error> {
     for member in &members {
         send(*member, Signal::SIGKILL)?;
     }
-    Ok(wait_until(limit, || {
-        !members.iter().any(|member| alive(*member))
-    }))
+    Ok(wait_until(limit, || !members.iter().any(|member| alive(*member))))
 }
 
 /// Whether the process itself listens on the loopback port: what answers there
@@ -122,9 +116,9 @@ pub(super) fn listens(pid: u32, port: u16) -> bool {
     let sockets = listeners(port);
     let process = format!("/proc/{pid}");
     match open_files(&process) {
-        Ok(files) => files
-            .iter()
-            .any(|file| sockets.iter().any(|socket| file == Path::new(&socket.file))),
+        Ok(files) => {
+            files.iter().any(|file| sockets.iter().any(|socket| file == Path::new(&socket.file)))
+        }
         // Another user's files are hidden even from root in a container that may not
         // trace; who owns the socket is shown to all.
         Err(error) if error.kind() == io::ErrorKind::PermissionDenied => fs::metadata(process)

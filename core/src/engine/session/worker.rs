@@ -70,10 +70,7 @@ struct Held<D: SessionDriver> {
 
 /// A lock that is being freed. The permit stays here until the store has done so; there is none
 /// where it goes with a try.
-type Freed<D> = (
-    Option<Permit<Request<D>>>,
-    Option<oneshot::Sender<Result<()>>>,
-);
+type Freed<D> = (Option<Permit<Request<D>>>, Option<oneshot::Sender<Result<()>>>);
 
 /// Who is answered after an exchange, in the order of the batch.
 struct Plan<D: SessionDriver> {
@@ -136,10 +133,7 @@ fn start<D: SessionDriver>(
         pulse: Arc::new(Pulse::new()),
     };
     shared.workers.send_modify(|workers| *workers += 1);
-    let counted = Counted {
-        shared: shared.clone(),
-        role,
-    };
+    let counted = Counted { shared: shared.clone(), role };
     tokio::spawn(async move {
         let _counted = counted;
         match role {
@@ -528,13 +522,7 @@ impl<D: SessionDriver> Worker<D> {
             released: false,
         };
         let guard = LockGuard::new(request.key.clone(), token, signal.clone(), Box::new(hold));
-        let held = Held {
-            permit,
-            signal,
-            serial: self.serials,
-            handovers,
-            since,
-        };
+        let held = Held { permit, signal, serial: self.serials, handovers, since };
         self.held.insert(request.id.clone(), held);
         request.answer(Ok(Some(guard)));
     }
@@ -553,10 +541,7 @@ impl<D: SessionDriver> Worker<D> {
             Ok(Ok(answer)) if plan.fits(&answer) => answer,
             Ok(outcome) => {
                 let error = outcome.err().unwrap_or_else(|| {
-                    Error::new(
-                        ErrorKind::Backend,
-                        "the store answered another number of questions",
-                    )
+                    Error::new(ErrorKind::Backend, "the store answered another number of questions")
                 });
                 return Some(self.broken(plan, LossReason::SessionEnded, error));
             }
