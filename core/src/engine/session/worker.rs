@@ -133,9 +133,7 @@ fn start<D: SessionDriver>(
         pulse: Arc::new(Pulse::new()),
     };
     shared.workers.send_modify(|workers| *workers += 1);
-    let counted = Counted { shared: shared.clone(), role };
     tokio::spawn(async move {
-        let _counted = counted;
         match role {
             Role::Main => worker.run_main().await,
             Role::Waiter => worker.run_waiter().await,
@@ -144,14 +142,10 @@ fn start<D: SessionDriver>(
     sender
 }
 
-/// Counts a worker out, also when its runtime drops it.
-struct Counted<D: SessionDriver> {
-    shared: Arc<Shared<D>>,
-    role: Role,
-}
-
-impl<D: SessionDriver> Drop for Counted<D> {
+/// However a worker ends (also by a panic, or with its runtime), its guards hear of it.
+impl<D: SessionDriver> Drop for Worker<D> {
     fn drop(&mut self) {
+        self.lose_all(LossReason::SessionEnded, &super::closed());
         if self.role == Role::Waiter {
             self.shared.waiters.ended();
         }
