@@ -12,6 +12,8 @@ mod memory;
 mod proxy;
 mod report;
 mod runner;
+#[cfg(all(feature = "servers", unix))]
+pub mod servers;
 
 pub use case::{Case, Subject};
 pub use cases::CASES;

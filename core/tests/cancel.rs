@@ -5,8 +5,8 @@ mod common;
 use common::{key, nothing_left, poll_times, secs};
 use leasehold_core::memory::{MemoryBackend, MemoryStore, MemoryTx};
 use leasehold_core::{
-    Backend, ClaimLock, ClaimLockExt, ClaimOptions, Dedupe, DedupeExt, DedupeOptions, Error,
-    Keys, Lease, LeaseExt, LeaseOptions, LockOptions, NamedLock, NamedLockExt,
+    Backend, ClaimLock, ClaimLockExt, ClaimOptions, Dedupe, DedupeExt, DedupeOptions, Error, Keys,
+    Lease, LeaseExt, LeaseOptions, LockOptions, NamedLock, NamedLockExt,
 };
 
 /// A handle under test, and another one that looks afterwards.
@@ -54,7 +54,7 @@ macro_rules! at_every_poll {
         #[tokio::test(start_paused = true)]
         async fn $name() {
             for polls in 0.. {
-                let $pair = Pair::new();
+                let $pair = &Pair::new();
                 #[allow(unused_variables, unused_mut, clippy::let_unit_value)]
                 let mut $thing = $prepare;
                 let done = poll_times($call, polls).await;
@@ -103,7 +103,7 @@ at_every_poll!(
 at_every_poll!(
     lock_that_waits_locally,
     |pair| {
-        let held = held_lock(&pair).await;
+        let held = held_lock(pair).await;
         tokio::spawn(async move {
             tokio::time::sleep(secs(1) / 50).await;
             held.release().await
@@ -111,8 +111,12 @@ at_every_poll!(
     },
     |_release| pair.one.lock(&key("a"), LockOptions::default())
 );
-at_every_poll!(lock_token, |pair| held_lock(&pair).await, |guard| async move { guard.token().await });
-at_every_poll!(lock_release, |pair| held_lock(&pair).await, |guard| guard.release());
+at_every_poll!(
+    lock_token,
+    |pair| held_lock(pair).await,
+    |guard| async move { guard.token().await }
+);
+at_every_poll!(lock_release, |pair| held_lock(pair).await, |guard| guard.release());
 at_every_poll!(with_lock, |pair| (), |_none| pair.one.with_lock(
     &key("a"),
     LockOptions::default(),
@@ -131,8 +135,12 @@ at_every_poll!(
     },
     |_release| pair.one.lease(&key("a"), LeaseOptions::default())
 );
-at_every_poll!(lease_renew, |pair| held_lease(&pair).await, |guard| async move { guard.renew().await });
-at_every_poll!(lease_release, |pair| held_lease(&pair).await, |guard| guard.release());
+at_every_poll!(
+    lease_renew,
+    |pair| held_lease(pair).await,
+    |guard| async move { guard.renew().await }
+);
+at_every_poll!(lease_release, |pair| held_lease(pair).await, |guard| guard.release());
 at_every_poll!(with_lease, |pair| (), |_none| pair.one.with_lease(
     &key("a"),
     LeaseOptions::default(),
@@ -151,18 +159,19 @@ at_every_poll!(
     },
     |_release| pair.one.claim(&keys(), ClaimOptions::default())
 );
-at_every_poll!(claim_commit, |pair| open_claim(&pair).await, |claim| claim.commit());
-at_every_poll!(claim_rollback, |pair| open_claim(&pair).await, |claim| claim.rollback());
+at_every_poll!(claim_commit, |pair| open_claim(pair).await, |claim| claim.commit());
+at_every_poll!(claim_rollback, |pair| open_claim(pair).await, |claim| claim.rollback());
 at_every_poll!(
     claim_first_seen_that_waits,
     |pair| {
-        let mut other = pair.two.claim(&Keys::none(), ClaimOptions::default()).await.unwrap().unwrap();
+        let mut other =
+            pair.two.claim(&Keys::none(), ClaimOptions::default()).await.unwrap().unwrap();
         assert!(other.first_seen(&key("event"), secs(60)).await.unwrap());
         tokio::spawn(async move {
             tokio::time::sleep(secs(1) / 50).await;
             other.rollback().await
         });
-        open_claim(&pair).await
+        open_claim(pair).await
     },
     |claim| async move { claim.first_seen(&key("event"), secs(60)).await }
 );
@@ -176,21 +185,25 @@ at_every_poll!(with_claim, |pair| (), |_none| pair.one.with_claim(
     }
 ));
 
-at_every_poll!(dedupe_admit, |pair| (), |_none| pair.one.admit(&key("a"), DedupeOptions::default()));
-at_every_poll!(
-    dedupe_admit_many,
-    |pair| [key("a"), key("b"), key("a")],
-    |wanted| async { pair.one.admit_many(&wanted, DedupeOptions::default()).await }
-);
-at_every_poll!(dedupe_complete, |pair| admitted(&pair).await, |guard| guard.complete());
-at_every_poll!(dedupe_abandon, |pair| admitted(&pair).await, |guard| guard.abandon());
+at_every_poll!(dedupe_admit, |pair| (), |_none| pair
+    .one
+    .admit(&key("a"), DedupeOptions::default()));
+at_every_poll!(dedupe_admit_many, |pair| [key("a"), key("b"), key("a")], |wanted| async {
+    pair.one.admit_many(&wanted, DedupeOptions::default()).await
+});
+at_every_poll!(dedupe_complete, |pair| admitted(pair).await, |guard| guard.complete());
+at_every_poll!(dedupe_abandon, |pair| admitted(pair).await, |guard| guard.abandon());
 at_every_poll!(dedupe_first_seen, |pair| (), |_none| pair.one.first_seen(&key("a"), secs(60)));
 
 at_every_poll!(housekeep, |pair| (), |_none| pair.one.housekeep());
 at_every_poll!(
     close,
-    |pair| (held_lock(&pair).await, held_lease(&pair).await),
-    |_guards| pair.one.close()
+    |pair| (held_lock(pair).await, held_lease(pair).await),
+    |guards| async move {
+        let closed = pair.one.close().await;
+        drop(guards);
+        closed
+    }
 );
 
 #[tokio::test(start_paused = true)]

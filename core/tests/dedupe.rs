@@ -3,9 +3,7 @@
 mod common;
 
 use common::{key, millis, pair, secs};
-use leasehold_core::{
-    Admission, Backend, Dedupe, DedupeExt, DedupeOptions, ErrorKind, Key, Seen,
-};
+use leasehold_core::{Admission, Backend, Dedupe, DedupeExt, DedupeOptions, ErrorKind, Key, Seen};
 use std::sync::LazyLock;
 use std::time::Duration;
 use tokio::time::Instant;
@@ -115,8 +113,13 @@ async fn one_step_forms() {
 async fn an_admission_whose_answer_was_lost_is_not_burned() {
     let (one, two) = pair();
     one.link().lose_next_answer();
+    let guard = one.admit(&KEY, opts()).await.unwrap().first().expect("it is our own");
+    assert!(!two.admit(&KEY, opts()).await.unwrap().is_first());
+    guard.abandon().await.unwrap();
+    one.link().silence();
     let error = one.admit(&KEY, opts()).await.unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Unavailable);
+    one.link().heal();
     drop(eventually_first(&two).await);
 }
 

@@ -25,12 +25,7 @@ pub fn millis(millis: u64) -> Duration {
 /// Two processes of a service on one store.
 pub fn pair() -> (MemoryBackend, MemoryBackend) {
     let store = MemoryStore::new();
-    let open = || {
-        MemoryBackend::builder()
-            .store(&store)
-            .namespace("test")
-            .build()
-    };
+    let open = || MemoryBackend::builder().store(&store).namespace("test").build();
     (open(), open())
 }
 
