@@ -9,6 +9,7 @@ mod harness;
 mod history;
 mod holder;
 mod memory;
+pub mod model;
 mod proxy;
 mod report;
 mod runner;

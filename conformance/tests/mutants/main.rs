@@ -7,8 +7,9 @@ mod driver;
 use std::process::ExitCode;
 use std::sync::Arc;
 
-use leasehold_conformance::{CASES, Case, Harness, MemoryHarness, Outcome, run_case};
+use leasehold_conformance::{CASES, Case, Harness, MemoryHarness, Outcome, model, run_case};
 use libtest_mimic::{Arguments, Trial};
+use proptest::test_runner::{Config, TestCaseError, TestError, TestRunner};
 
 use crate::backend::MutantHarness;
 
@@ -92,6 +93,26 @@ const TABLE: &[(Mutant, &str)] = &[
     (Mutant::CloseLeavesLeases, "lifecycle::close_frees_and_tells"),
 ];
 
+/// Those that the sequential model must find as well, with a short history.
+const FOUND_BY_THE_MODEL: &[Mutant] = &[
+    Mutant::NoExclusion,
+    Mutant::Reentrant,
+    Mutant::ExpiresEarly,
+    Mutant::StaleReleaseFreesSuccessor,
+    Mutant::LockTokenRepeats,
+    Mutant::LeaseTokenRepeats,
+    Mutant::LossIsNeverTold,
+    Mutant::LocksTheFirstKeyOnly,
+    Mutant::ClaimsExcludeNobody,
+    Mutant::RollbackKeepsWrites,
+    Mutant::AdmitsDuplicates,
+    Mutant::AcceptsStaleComplete,
+    Mutant::StaleAbandonFreesSuccessor,
+    Mutant::ForgetsDoneEarly,
+    Mutant::NoTakeover,
+    Mutant::HousekeepingDeletesTheLive,
+];
+
 fn main() -> ExitCode {
     let mut args = Arguments::from_args();
     args.test_threads.get_or_insert(8); // they mostly wait
@@ -99,7 +120,32 @@ fn main() -> ExitCode {
         let name = format!("{mutant:?} is caught by {case}");
         Trial::test(name, move || check(*mutant, case).map_err(Into::into))
     });
-    libtest_mimic::run(&args, trials.collect()).exit_code()
+    let modelled = FOUND_BY_THE_MODEL.iter().map(|mutant| {
+        let name = format!("{mutant:?} is found by the model");
+        Trial::test(name, move || check_model(*mutant).map_err(Into::into))
+    });
+    libtest_mimic::run(&args, trials.chain(modelled).collect()).exit_code()
+}
+
+fn check_model(mutant: Mutant) -> Result<(), String> {
+    let config = Config { cases: 2000, failure_persistence: None, ..Config::default() };
+    let found = TestRunner::new(config).run(&model::operations(40), |operations| {
+        let runtime = tokio::runtime::Builder::new_current_thread()
+            .enable_all()
+            .start_paused(true)
+            .build()
+            .map_err(|error| TestCaseError::fail(error.to_string()))?;
+        runtime
+            .block_on(model::run(&MutantHarness::new(mutant), &operations))
+            .map_err(|fault| TestCaseError::fail(fault.message().to_owned()))
+    });
+    match found {
+        Err(TestError::Fail(_, history)) if history.len() <= 6 => Ok(()),
+        Err(TestError::Fail(reason, history)) => {
+            Err(format!("expected a short history, it has {} steps: {reason}", history.len()))
+        }
+        other => Err(format!("expected the model to find the mutant: {other:?}")),
+    }
 }
 
 fn check(mutant: Mutant, name: &str) -> Result<(), String> {
