@@ -25,4 +25,4 @@ pub use history::{History, Interval, monotonic};
 pub use memory::MemoryHarness;
 pub use proxy::Proxy;
 pub use report::Outcome;
-pub use runner::{CASE_LIMIT, Setup, main, run_case};
+pub use runner::{CASE_LIMIT, Join, Setup, Start, main, run_case};

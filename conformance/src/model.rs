@@ -195,7 +195,7 @@ fn key_of(key: usize) -> Key {
     Key::new(KEYS[key]).expect("the model's keys are valid")
 }
 
-fn pick(index: &Index, length: usize) -> Option<usize> {
+fn pick(index: Index, length: usize) -> Option<usize> {
     (length > 0).then(|| index.index(length))
 }
 
@@ -288,7 +288,7 @@ impl<'a> Model<'a> {
                 self.admit(*client, *key, *in_progress, *retain).await
             }
             O::ReleaseLock(index) | O::DropLock(index) => {
-                let Some(place) = pick(index, self.locks.len()) else { return Ok(()) };
+                let Some(place) = pick(*index, self.locks.len()) else { return Ok(()) };
                 let lock = self.locks.remove(place);
                 let name = KEYS[lock.key];
                 if matches!(operation, O::DropLock(_)) {
@@ -361,7 +361,7 @@ impl<'a> Model<'a> {
         else {
             return Ok(());
         };
-        let Some(place) = pick(index, self.leases.len()) else { return Ok(()) };
+        let Some(place) = pick(*index, self.leases.len()) else { return Ok(()) };
         let (lives, name) = (self.leases[place].lives(), KEYS[self.leases[place].key]);
         let token = self.leases[place].guard.token();
         if let Operation::Renew(_) = operation {
@@ -414,7 +414,7 @@ impl<'a> Model<'a> {
         else {
             return Ok(());
         };
-        let Some(place) = pick(index, self.claims.len()) else { return Ok(()) };
+        let Some(place) = pick(*index, self.claims.len()) else { return Ok(()) };
         let client = self.claims[place].client;
         if let Operation::Write { value, .. } = operation {
             self.note(format!("client {client} writes {value} in its claim"));
@@ -492,7 +492,7 @@ impl<'a> Model<'a> {
         else {
             return Ok(());
         };
-        let Some(place) = pick(index, self.entries.len()) else { return Ok(()) };
+        let Some(place) = pick(*index, self.entries.len()) else { return Ok(()) };
         let Entry { guard, key, serial, retain } = self.entries.remove(place);
         let (name, token) = (KEYS[key], guard.token());
         let now = Instant::now();

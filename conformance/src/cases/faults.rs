@@ -98,7 +98,7 @@ async fn lost_lock_gives_no_token(ctx: Ctx) -> Verdict {
             );
         }
         Err(error) => {
-            ensure!(error.kind() == ErrorKind::Lost, "expected the token to be refused: {error}")
+            ensure!(error.kind() == ErrorKind::Lost, "expected the token to be refused: {error}");
         }
     }
     drop(guard);
@@ -223,7 +223,7 @@ async fn short_silence_keeps_leases(ctx: Ctx) -> Verdict {
     let ttl = Duration::from_secs(6);
     let guard = a.leased("x", ttl).await?;
     let start = Instant::now();
-    tokio::time::sleep(ttl / 3 - Duration::from_millis(150)).await; // a renewal is due
+    tokio::time::sleep(Duration::from_millis(1850)).await; // a renewal is due at a third
     a.link.silence().await?;
     tokio::time::sleep(Duration::from_millis(600)).await;
     a.link.heal().await?;

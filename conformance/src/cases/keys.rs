@@ -197,7 +197,7 @@ async fn zoo_of_leases(ctx: Ctx, kind: Kind) -> Verdict {
 async fn zoo_of_claims(ctx: Ctx, kind: Kind) -> Verdict {
     let (a, b) = ctx.two().await?;
     let names = zoo();
-    for bit in 0..names.len().ilog2() + 1 {
+    for bit in 0..=names.len().ilog2() {
         let side = |side: usize| -> Vec<&str> {
             let of_side =
                 names.iter().enumerate().filter(|(number, _)| (number >> bit) & 1 == side);
