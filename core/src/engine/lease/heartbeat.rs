@@ -140,7 +140,10 @@ impl Table {
             }
         }
         for owner in over {
-            taken.over.extend(self.remove(owner));
+            // one that is not lost is being released by its guard: a second release would make
+            // the guard's look like that of a stranger
+            let lost = |entry: &Entry| entry.record.signal.reason().is_some();
+            taken.over.extend(self.remove(owner).filter(lost));
         }
         for owner in renew {
             let Some(entry) = self.entries.get_mut(&owner) else {
@@ -304,4 +307,39 @@ async fn close<D: LeaseDriver>(driver: &Arc<D>, table: Table) -> Result<()> {
         outcome = outcome.and(released.unwrap_or_else(|_| Err(super::closed())));
     }
     outcome
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::lost::LossSignal;
+    use std::sync::Mutex;
+
+    fn due_now(signal: &LossSignal) -> Entry {
+        let record = Record {
+            key: crate::Key::new("a").unwrap(),
+            owner: Owner::fresh(),
+            ttl: Duration::from_secs(30),
+            signal: signal.clone(),
+            permit: Mutex::new(None),
+        };
+        let mut entry = Entry::new(Arc::new(record), Instant::now(), None, 0);
+        entry.due = Instant::now();
+        entry
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_lease_that_its_guard_is_just_releasing_is_left_to_it() {
+        let later = Instant::now() + Duration::from_secs(30);
+        let (settled, lost) = (LossSignal::until(later), LossSignal::until(later));
+        settled.settle();
+        lost.lose(LossReason::Taken);
+        let mut table = Table::default();
+        table.add(due_now(&settled));
+        table.add(due_now(&lost));
+        let due = table.take_due();
+        assert_eq!(due.over.len(), 1, "the heartbeat would release it a second time");
+        assert!(due.over[0].record.signal.reason().is_some());
+        assert!(table.entries.is_empty());
+    }
 }
