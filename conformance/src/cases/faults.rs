@@ -144,8 +144,8 @@ async fn waiters_outlive_ended_sessions(ctx: Ctx) -> Verdict {
 
 async fn lease_outlives_ended_sessions(ctx: Ctx) -> Verdict {
     let (a, b) = ctx.two().await?;
-    let guard = a.leased("x", Duration::from_secs(2)).await?;
-    let end = Instant::now() + Duration::from_secs(4); // past the ttl
+    let guard = a.leased("x", Duration::from_secs(4)).await?;
+    let end = Instant::now() + Duration::from_secs(7); // past the ttl
     while Instant::now() < end {
         a.link.end_sessions().await?;
         ensure!(
