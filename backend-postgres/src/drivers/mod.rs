@@ -1,0 +1,13 @@
+//! The drivers of the four engines.
+
+mod claim;
+mod dedupe;
+mod exchange;
+mod lease;
+mod listen;
+mod session;
+
+pub(crate) use claim::{Claims, claim_in};
+pub(crate) use dedupe::{Deduper, first_seen_statement};
+pub(crate) use lease::Leases;
+pub(crate) use session::Sessions;
