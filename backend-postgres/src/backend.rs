@@ -9,8 +9,8 @@ use leasehold_core::backend::{LeaseLimits, SessionLimits};
 use leasehold_core::engine::{ClaimEngine, DedupeEngine, LeaseEngine, SessionEngine};
 use leasehold_core::{
     Admission, Backend, Claim, ClaimLock, ClaimOptions, Deadline, Dedupe, DedupeOptions,
-    FencingToken, Housekeeping, Key, Keys, Lease, LeaseGuard, LeaseOptions, LockGuard,
-    LockOptions, NamedLock, Result,
+    FencingToken, Housekeeping, Key, Keys, Lease, LeaseGuard, LeaseOptions, LockGuard, LockOptions,
+    NamedLock, Result,
 };
 use sqlx::postgres::Postgres;
 use sqlx::{PgPool, Transaction};

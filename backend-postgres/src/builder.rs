@@ -10,7 +10,7 @@ use sqlx::postgres::{PgConnectOptions, PgPoolOptions};
 
 use crate::backend::PostgresBackend;
 use crate::error::store_error;
-use crate::keys::{KeyMap, LockKind};
+use crate::keys::{Custom, KeyMap, LockKind};
 use crate::sql::Names;
 use crate::store::{SessionOptions, Store};
 
@@ -32,7 +32,7 @@ pub struct PostgresBuilder {
     session_limits: SessionLimits,
     lease_limits: LeaseLimits,
     lock_table_share: f64,
-    key_hash: Option<Arc<dyn Fn(LockKind, &Key) -> i64 + Send + Sync>>,
+    key_hash: Option<Custom>,
 }
 
 impl PostgresBuilder {

@@ -66,10 +66,9 @@ fn describe(error: &sqlx::Error) -> (ErrorKind, &'static str) {
             (ErrorKind::Schema, "the tables are missing or of another version: run migrate")
         }
         "42501" => (ErrorKind::Backend, "the role lacks a privilege: see the crate's grants"),
-        "53200" => (
-            ErrorKind::Exhausted,
-            "the server's lock table is full (max_locks_per_transaction)",
-        ),
+        "53200" => {
+            (ErrorKind::Exhausted, "the server's lock table is full (max_locks_per_transaction)")
+        }
         "53300" => (ErrorKind::Unavailable, "the server has no connection to spare"),
         _ if code.starts_with("53") => (ErrorKind::Exhausted, "the server lacks a resource"),
         _ if code.starts_with("08") || code.starts_with("57P") || code == "25P03" => {

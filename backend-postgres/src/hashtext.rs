@@ -28,13 +28,12 @@ pub fn hashtext(text: &str) -> i32 {
         mix(&mut state);
     }
     let rest = blocks.remainder();
-    // the lowest byte of the third word is kept for the length: its bytes are moved up by one
-    let shifted: Vec<u8>;
     let (head, tail) = rest.split_at(rest.len().min(8));
     for (word, part) in state.iter_mut().zip(head.chunks(4)) {
         *word = word.wrapping_add(little_endian(part));
     }
-    shifted = std::iter::once(0).chain(tail.iter().copied()).collect();
+    // the lowest byte of the third word is kept for the length: its bytes are moved up by one
+    let shifted: Vec<u8> = std::iter::once(0).chain(tail.iter().copied()).collect();
     state[2] = state[2].wrapping_add(little_endian(&shifted));
     last_mix(&mut state);
     state[2].cast_signed()

@@ -95,15 +95,12 @@ impl Statement {
         for part in parts {
             let place = part.chars().next().and_then(|digit| digit.to_digit(10));
             let arg = place.and_then(|place| args.get((place as usize).checked_sub(1)?));
-            match arg {
-                Some(arg) => {
-                    arg.append_to(&mut text);
-                    text.push_str(&part[1..]);
-                }
-                None => {
-                    text.push('$');
-                    text.push_str(part);
-                }
+            if let Some(arg) = arg {
+                arg.append_to(&mut text);
+                text.push_str(&part[1..]);
+            } else {
+                text.push('$');
+                text.push_str(part);
             }
         }
         text

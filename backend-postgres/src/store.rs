@@ -86,9 +86,8 @@ impl Store {
 
     /// The server behind the pool.
     pub(crate) async fn server(&self) -> Result<Server> {
-        let server = self.server.get_or_try_init(|| async {
-            Server::look(&self.pool_options()).await
-        });
+        let server =
+            self.server.get_or_try_init(|| async { Server::look(&self.pool_options()).await });
         server.await.copied()
     }
 

@@ -83,7 +83,9 @@ impl Deduper {
             Arg::ByteLists(items.iter().map(|item| key(item)).collect()),
             Arg::ByteLists(items.iter().map(|item| bytes(item.owner).to_vec()).collect()),
             Arg::Ints(items.iter().map(|item| item.in_progress.is_none().into()).collect()),
-            Arg::Ints(items.iter().map(|item| micros(item.in_progress.unwrap_or(item.retain))).collect()),
+            Arg::Ints(
+                items.iter().map(|item| micros(item.in_progress.unwrap_or(item.retain))).collect(),
+            ),
         ];
         let rows = self.store.run(&self.admit, args).await.map_err(store_error)?;
         let mut answers = vec![None; items.len()];
@@ -96,7 +98,13 @@ impl Deduper {
         Ok(answers)
     }
 
-    async fn run(&self, statement: &Statement, key: &Key, owner: Owner, more: Option<Arg<'_>>) -> Result<bool> {
+    async fn run(
+        &self,
+        statement: &Statement,
+        key: &Key,
+        owner: Owner,
+        more: Option<Arg<'_>>,
+    ) -> Result<bool> {
         let id = self.store.keys.row(Use::Dedupe, key);
         let owner = bytes(owner);
         let mut args = vec![millis(ROW_WAIT), Arg::Bytes(&id), Arg::Bytes(&owner)];

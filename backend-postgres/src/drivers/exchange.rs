@@ -38,18 +38,14 @@ impl Statements {
         let sql = |template: &str| names.statement(template).sql();
         Self {
             alive: sql("SELECT pg_backend_pid()"),
-            try_one: sql(
-                "SELECT pg_backend_pid(), \
-                 CASE WHEN pg_try_advisory_lock($1) THEN {next_token} END",
-            ),
+            try_one: sql("SELECT pg_backend_pid(), \
+                 CASE WHEN pg_try_advisory_lock($1) THEN {next_token} END"),
             release_one: sql("SELECT pg_backend_pid(), pg_advisory_unlock($1)"),
-            all: sql(
-                "SELECT pg_backend_pid(), \
+            all: sql("SELECT pg_backend_pid(), \
                  ARRAY(SELECT pg_advisory_unlock(id) FROM unnest($1::int8[]) AS id), \
                  ARRAY(SELECT CASE WHEN pg_try_advisory_lock(id) THEN {next_token} END \
                        FROM unnest($2::int8[]) AS id), \
-                 ARRAY(SELECT {next_token} FROM generate_series(1, $3::int8))",
-            ),
+                 ARRAY(SELECT {next_token} FROM generate_series(1, $3::int8))"),
             held: sql(&format!("SELECT {OWN_ID} {OWN_LOCKS}")),
             kill: sql("SELECT pg_terminate_backend(a.pid) FROM pg_stat_activity a \
                  JOIN unnest($1::int8[]) AS k (id) ON a.pid = (k.id & 4294967295) \
@@ -125,7 +121,7 @@ impl PgSession {
         let row = sqlx::query(self.statements.all.clone())
             .bind(release)
             .bind(tries)
-            .bind(tokens as i64)
+            .bind(tokens.cast_signed() as i64)
             .fetch_one(&mut *self.link)
             .await?;
         self.same_session(&row)?;

@@ -5,9 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use async_trait::async_trait;
-use leasehold_core::backend::{
-    LeaseDriver, LeaseLimits, LeaseTry, Owner, Renewal, WakeSource,
-};
+use leasehold_core::backend::{LeaseDriver, LeaseLimits, LeaseTry, Owner, Renewal, WakeSource};
 use leasehold_core::{Error, ErrorKind, FencingToken, Key, Result};
 use sqlx::pool::PoolConnection;
 use sqlx::postgres::{PgConnection, Postgres};

@@ -56,10 +56,10 @@ impl WakeSource for PgWakes {
                 () = tokio::time::sleep(SIGN_OF_LIFE) => {
                     let asked = sqlx::raw_sql("SELECT 1").execute(&mut *self.link);
                     match tokio::time::timeout(ANSWER, asked).await {
-                        Ok(answer) => drop(answer.map_err(store_error)?),
+                        Ok(Ok(_)) => continue,
+                        Ok(Err(error)) => return Err(store_error(error)),
                         Err(_) => return Err(ended("the subscription's connection is silent")),
                     }
-                    continue;
                 }
                 () = ends(&mut self.closed) => {
                     return Err(ended("the handle is closed"));
@@ -68,10 +68,10 @@ impl WakeSource for PgWakes {
             let Some(news) = news else {
                 return Err(ended("the server ended the subscription's session"));
             };
-            match news.payload().parse() {
-                Ok(id) => return Ok(Wake::Released(id)),
-                Err(_) => tracing::debug!("not a notification of ours"),
+            if let Ok(id) = news.payload().parse() {
+                return Ok(Wake::Released(id));
             }
+            tracing::debug!("not a notification of ours");
         }
     }
 }

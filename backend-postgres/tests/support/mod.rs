@@ -1,6 +1,7 @@
 //! What the tests of this crate share: the suite's harness on PostgreSQL.
 
 #![allow(dead_code)] // each test uses a part of it
+#![allow(clippy::unnecessary_wraps)] // the suite's `Setup` asks for it
 
 use std::fmt::Write;
 use std::net::SocketAddr;
@@ -13,16 +14,18 @@ use async_trait::async_trait;
 use leasehold_conformance::servers::{Kind, Server};
 use leasehold_conformance::{Handle, Harness, Link, Proxy};
 use leasehold_core::backend::SessionLimits;
-use leasehold_core::{Backend, Claim, ClaimOptions, Error, ErrorKind, Key, Keys, LeaseGuard, Result};
+use leasehold_core::{
+    Backend, Claim, ClaimOptions, Error, ErrorKind, Key, Keys, LeaseGuard, Result,
+};
 use leasehold_postgres::PostgresBackend;
 use sqlx::postgres::{PgConnectOptions, PgConnection, PgPoolOptions, Postgres};
 use sqlx::{ConnectOptions, Row, Transaction};
 
-pub type Tx = Transaction<'static, Postgres>;
+pub(crate) type Tx = Transaction<'static, Postgres>;
 
 /// PostgreSQL under test.
 #[derive(Clone, Debug)]
-pub struct PgHarness {
+pub(crate) struct PgHarness {
     url: String,
     version: String,
     kind: Kind,
@@ -32,12 +35,12 @@ pub struct PgHarness {
 
 impl PgHarness {
     /// The harness over the server that all tests of a version share.
-    pub fn shared(kind: Kind) -> Result<Arc<dyn Harness>> {
+    pub(crate) fn shared(kind: Kind) -> Result<Arc<dyn Harness>> {
         Ok(Arc::new(Self::over(Server::shared(kind).map_err(failed)?)?))
     }
 
     /// A harness over a server, with the tables that it needs.
-    pub fn over(server: Server) -> Result<Self> {
+    pub(crate) fn over(server: Server) -> Result<Self> {
         let version = server.version().map_err(failed)?;
         let harness =
             Self { url: server.url(), version, kind: server.kind(), server: Some(server) };
@@ -53,7 +56,7 @@ impl PgHarness {
     }
 
     /// The harness of another process.
-    pub fn join(address: &str) -> Result<Arc<dyn Harness>> {
+    pub(crate) fn join(address: &str) -> Result<Arc<dyn Harness>> {
         Ok(Arc::new(Self {
             url: address.to_owned(),
             version: String::new(),
@@ -62,7 +65,7 @@ impl PgHarness {
         }))
     }
 
-    pub fn url(&self) -> &str {
+    pub(crate) fn url(&self) -> &str {
         &self.url
     }
 
@@ -76,19 +79,19 @@ impl PgHarness {
     }
 
     /// A connection past all faults.
-    pub async fn admin(&self) -> Result<PgConnection> {
+    pub(crate) async fn admin(&self) -> Result<PgConnection> {
         connect(&self.url).await
     }
 }
 
 /// A plain connection.
-pub async fn connect(url: &str) -> Result<PgConnection> {
+pub(crate) async fn connect(url: &str) -> Result<PgConnection> {
     let options = PgConnectOptions::from_str(url).map_err(failed)?;
     options.application_name("admin").disable_statement_logging().connect().await.map_err(failed)
 }
 
 /// What all application names of a namespace begin with: short, since the server cuts them.
-pub fn mark(namespace: &str) -> String {
+pub(crate) fn mark(namespace: &str) -> String {
     use std::hash::{DefaultHasher, Hash, Hasher};
     let mut hasher = DefaultHasher::new();
     namespace.hash(&mut hasher);
@@ -96,7 +99,7 @@ pub fn mark(namespace: &str) -> String {
 }
 
 /// Limits that make a silent server known soon.
-pub fn session_limits() -> SessionLimits {
+pub(crate) fn session_limits() -> SessionLimits {
     let mut limits = SessionLimits::default();
     limits.keepalive = Duration::from_millis(500);
     limits.answer = Duration::from_secs(2);
@@ -193,7 +196,7 @@ impl Harness for PgHarness {
 }
 
 /// What a namespace's handles have on the server.
-pub async fn leftovers(admin: &mut PgConnection, namespace: &str) -> Result<Vec<String>> {
+pub(crate) async fn leftovers(admin: &mut PgConnection, namespace: &str) -> Result<Vec<String>> {
     let sql = "SELECT CASE WHEN l.granted THEN 'held' ELSE 'awaited' END || ' lock of ' \
             || a.application_name FROM pg_locks l JOIN pg_stat_activity a USING (pid) \
             WHERE l.locktype = 'advisory' AND starts_with(a.application_name, $1) \
@@ -207,12 +210,12 @@ pub async fn leftovers(admin: &mut PgConnection, namespace: &str) -> Result<Vec<
     rows.iter().map(|row| row.try_get(0).map_err(failed)).collect()
 }
 
-pub async fn read(conn: &mut PgConnection, name: &str) -> Result<Option<i64>> {
+pub(crate) async fn read(conn: &mut PgConnection, name: &str) -> Result<Option<i64>> {
     let sql = "SELECT value FROM leasehold_test.number WHERE name = $1";
     sqlx::query_scalar(sql).bind(name).fetch_optional(conn).await.map_err(failed)
 }
 
-pub async fn write(conn: &mut PgConnection, name: &str, value: i64) -> Result<()> {
+pub(crate) async fn write(conn: &mut PgConnection, name: &str, value: i64) -> Result<()> {
     let sql = "INSERT INTO leasehold_test.number VALUES ($1, $2) \
         ON CONFLICT (name) DO UPDATE SET value = excluded.value";
     sqlx::query(sql).bind(name).bind(value).execute(conn).await.map_err(failed)?;
@@ -254,7 +257,7 @@ impl Link for PgLink {
 }
 
 /// An error of the test's own, with all causes.
-pub fn failed(cause: impl Into<Box<dyn std::error::Error + Send + Sync>>) -> Error {
+pub(crate) fn failed(cause: impl Into<Box<dyn std::error::Error + Send + Sync>>) -> Error {
     let cause = cause.into();
     let mut text = cause.to_string();
     let mut source = cause.source();
