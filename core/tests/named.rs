@@ -184,7 +184,7 @@ async fn local_waiters_are_served_in_order_and_others_get_their_turn() {
     first.release().await.unwrap();
     theirs.await.unwrap();
     tasks.join_all().await;
-    let order = order.lock().unwrap();
+    let order = order.lock().unwrap().clone();
     let limit = SessionLimits::default().max_handovers as usize;
     let turn = order.iter().position(|who| who == "two").unwrap();
     assert!(turn <= limit + 1, "the other process waited for {turn} local hand-overs");
