@@ -8,9 +8,9 @@ use async_trait::async_trait;
 use leasehold_core::backend::{LeaseLimits, SessionLimits};
 use leasehold_core::engine::{ClaimEngine, DedupeEngine, LeaseEngine, SessionEngine};
 use leasehold_core::{
-    Admission, Backend, Claim, ClaimLock, ClaimOptions, Deadline, Dedupe, DedupeOptions,
-    FencingToken, Housekeeping, Key, Keys, Lease, LeaseGuard, LeaseOptions, LockGuard, LockOptions,
-    NamedLock, Result,
+    Admission, Backend, Claim, ClaimLock, ClaimOptions, Deadline, Dedupe, DedupeOptions, Error,
+    ErrorKind, FencingToken, Housekeeping, Key, Keys, Lease, LeaseGuard, LeaseOptions, LockGuard,
+    LockOptions, NamedLock, Result,
 };
 use sqlx::postgres::Postgres;
 use sqlx::{PgPool, Transaction};
@@ -27,8 +27,8 @@ use crate::store::Store;
 #[derive(Debug)]
 pub struct PostgresBackend {
     store: Arc<Store>,
-    named: SessionEngine<Sessions>,
-    leases: LeaseEngine<Leases>,
+    named: Arc<SessionEngine<Sessions>>,
+    leases: Arc<LeaseEngine<Leases>>,
     claims: ClaimEngine<Claims>,
     dedupe: DedupeEngine<Deduper>,
 }
@@ -57,8 +57,12 @@ impl PostgresBackend {
         share: f64,
     ) -> Self {
         Self {
-            named: SessionEngine::new(Sessions::new(store.clone(), session_limits, share)),
-            leases: LeaseEngine::new(Leases::new(store.clone(), lease_limits)),
+            named: Arc::new(SessionEngine::new(Sessions::new(
+                store.clone(),
+                session_limits,
+                share,
+            ))),
+            leases: Arc::new(LeaseEngine::new(Leases::new(store.clone(), lease_limits))),
             claims: ClaimEngine::new(Claims::new(store.clone(), share)),
             dedupe: DedupeEngine::new(Deduper::new(store.clone())),
             store,
@@ -180,12 +184,20 @@ impl Backend for PostgresBackend {
     }
 
     async fn close(&self) -> Result<()> {
-        self.store.closed.send_replace(true);
-        self.named.close().await;
-        let released = self.leases.close().await;
-        if self.store.own_pool {
-            self.store.pool.close().await;
-        }
-        released.map_err(|error| error.at(NAME, "close"))
+        let (store, named, leases) = (self.store.clone(), self.named.clone(), self.leases.clone());
+        // in a task of its own: it goes on when nobody waits for it any more
+        let closing = tokio::spawn(async move {
+            store.closed.send_replace(true);
+            let ((), released) = tokio::join!(named.close(), leases.close());
+            if store.own_pool {
+                store.pool.close().await;
+            }
+            released
+        });
+        let closed = closing.await.unwrap_or_else(|error| {
+            let detail = "the runtime ended meanwhile";
+            Err(Error::new(ErrorKind::Unavailable, detail).with_source(error))
+        });
+        closed.map_err(|error| error.at(NAME, "close"))
     }
 }

@@ -6,8 +6,8 @@
 use std::fmt::Write;
 use std::net::SocketAddr;
 use std::str::FromStr;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use async_trait::async_trait;
@@ -98,6 +98,13 @@ pub(crate) fn mark(namespace: &str) -> String {
     format!("lh-{:016x}-", hasher.finish())
 }
 
+/// Guards outlive their handle, and must reach the server all the same: a proxy lives as long as
+/// the runtime of its case.
+fn keep(proxy: &Arc<Proxy>) {
+    static PROXIES: Mutex<Vec<Arc<Proxy>>> = Mutex::new(Vec::new());
+    PROXIES.lock().unwrap_or_else(PoisonError::into_inner).push(proxy.clone());
+}
+
 /// Limits that make a silent server known soon.
 pub(crate) fn session_limits() -> SessionLimits {
     let mut limits = SessionLimits::default();
@@ -120,7 +127,8 @@ impl Harness for PgHarness {
         let options = PgConnectOptions::from_str(&self.url).map_err(failed)?;
         let upstream = format!("{}:{}", options.get_host(), options.get_port());
         let upstream: SocketAddr = upstream.parse().map_err(failed)?;
-        let proxy = Proxy::start(upstream).await.map_err(failed)?;
+        let proxy = Arc::new(Proxy::start(upstream).await.map_err(failed)?);
+        keep(&proxy);
         let options = options
             .host(&proxy.addr().ip().to_string())
             .port(proxy.addr().port())
@@ -225,7 +233,7 @@ pub(crate) async fn write(conn: &mut PgConnection, name: &str, value: i64) -> Re
 /// The faults of one handle.
 #[derive(Debug)]
 struct PgLink {
-    proxy: Proxy,
+    proxy: Arc<Proxy>,
     name: String,
     harness: PgHarness,
 }
