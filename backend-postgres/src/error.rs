@@ -56,7 +56,7 @@ fn describe(error: &sqlx::Error) -> (ErrorKind, &'static str) {
         "40001" | "40P01" => (ErrorKind::Deadlock, "the server broke a deadlock"),
         "25006" => (
             ErrorKind::Unsupported,
-            "the server is read-only, as a standby is: connect to the primary",
+            "the server or the role is read-only, as a standby is: connect to the primary",
         ),
         "25P02" => (
             ErrorKind::Backend,

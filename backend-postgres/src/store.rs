@@ -13,7 +13,7 @@ use crate::error::{is_broken, is_conflict, store_error};
 use crate::keys::KeyMap;
 use crate::server::Server;
 use crate::sever::Severed;
-use crate::sql::{Arg, Names, Statement};
+use crate::sql::{Arg, Mode, Names, Statement};
 
 /// How often a statement that lost against a concurrent one is repeated.
 const REPEATS: u32 = 5;
@@ -119,11 +119,18 @@ impl Store {
         &self,
         statement: &Statement,
         args: Vec<Arg<'_>>,
-    ) -> Result<Vec<PgRow>, sqlx::Error> {
-        let mode = match self.server().await {
-            Ok(server) => server.mode(),
-            Err(error) => return Err(sqlx::Error::Configuration(error.into())),
-        };
+    ) -> Result<Vec<PgRow>> {
+        let mode = self.server().await?.mode();
+        self.run_as(mode, statement, args).await.map_err(store_error)
+    }
+
+    /// As [`run`](Self::run), with the server's own error.
+    pub(crate) async fn run_as(
+        &self,
+        mode: Mode,
+        statement: &Statement,
+        args: Vec<Arg<'_>>,
+    ) -> sqlx::Result<Vec<PgRow>> {
         let mut repeats = 0;
         loop {
             let mut conn = Severed::new(self.pool.acquire().await?);

@@ -34,9 +34,9 @@ const ROLLBACK_LIMIT: Duration = Duration::from_secs(5);
 /// READ COMMITTED: each statement sees what was committed before it, so that what follows the lock
 /// sees what its former holder wrote. A snapshot for the whole transaction would be older than the
 /// lock.
-const BEGIN: &str = "BEGIN ISOLATION LEVEL READ COMMITTED READ WRITE";
+const BEGIN: &str = "BEGIN ISOLATION LEVEL READ COMMITTED";
 /// While it waits, the server looks each second whether the client is still there.
-const BEGIN_CHECKED: &str = "BEGIN ISOLATION LEVEL READ COMMITTED READ WRITE; \
+const BEGIN_CHECKED: &str = "BEGIN ISOLATION LEVEL READ COMMITTED; \
     SET LOCAL client_connection_check_interval = 1000";
 /// `COMMIT` in a transaction that has failed is answered like one that succeeded, and rolls back;
 /// the first statement fails there. The empty transaction that follows is for sqlx to roll back

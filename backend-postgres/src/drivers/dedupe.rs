@@ -87,7 +87,7 @@ impl Deduper {
                 items.iter().map(|item| micros(item.in_progress.unwrap_or(item.retain))).collect(),
             ),
         ];
-        let rows = self.store.run(&self.admit, args).await.map_err(store_error)?;
+        let rows = self.store.run(&self.admit, args).await?;
         let mut answers = vec![None; items.len()];
         for row in rows {
             let (place, answer) = read(&row).map_err(store_error)?;
@@ -109,7 +109,7 @@ impl Deduper {
         let owner = bytes(owner);
         let mut args = vec![millis(ROW_WAIT), Arg::Bytes(&id), Arg::Bytes(&owner)];
         args.extend(more);
-        let rows = self.store.run(statement, args).await.map_err(store_error)?;
+        let rows = self.store.run(statement, args).await?;
         Ok(!rows.is_empty())
     }
 }

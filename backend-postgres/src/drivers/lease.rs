@@ -114,6 +114,7 @@ impl LeaseDriver for Leases {
     async fn acquire(&self, key: &Key, owner: Owner, ttl: Duration) -> Result<LeaseTry> {
         let (id, owner) = (self.id(key), bytes(owner));
         let namespace = self.store.keys.namespace().as_bytes();
+        let mode = self.store.server().await?.mode();
         for _ in 0..LOOKS {
             let args = vec![
                 millis(ROW_WAIT),
@@ -123,7 +124,7 @@ impl LeaseDriver for Leases {
                 Arg::Bytes(&owner),
                 Arg::Int(micros(ttl)),
             ];
-            let rows = match self.store.run(&self.acquire, args).await {
+            let rows = match self.store.run_as(mode, &self.acquire, args).await {
                 // somebody writes under it: it was held a moment ago
                 Err(error) if code(&error).as_deref() == Some("55P03") => break,
                 rows => rows.map_err(store_error)?,
@@ -148,7 +149,7 @@ impl LeaseDriver for Leases {
             Arg::ByteLists(renewals.iter().map(|renewal| bytes(renewal.owner).into()).collect()),
             Arg::Ints(renewals.iter().map(|renewal| micros(renewal.ttl)).collect()),
         ];
-        let rows = self.store.run(&self.renew, args).await.map_err(store_error)?;
+        let rows = self.store.run(&self.renew, args).await?;
         let mut ours = vec![false; renewals.len()];
         for row in rows {
             let place: i64 = row.try_get(0).map_err(store_error)?;
@@ -168,7 +169,7 @@ impl LeaseDriver for Leases {
             Arg::Text(self.channel.clone()),
             Arg::Text(self.wake_id(key).to_string()),
         ];
-        let rows = self.store.run(&self.release, args).await.map_err(store_error)?;
+        let rows = self.store.run(&self.release, args).await?;
         Ok(!rows.is_empty())
     }
 
