@@ -21,6 +21,7 @@ use crate::ctx::{PATIENCE, soon};
 use crate::fault::{Fault, Verdict, ensure};
 use crate::harness::{Handle, Harness};
 use crate::history::{Interval, monotonic};
+use crate::runner::Join;
 
 /// Where a child process finds the store.
 pub(crate) const ADDRESS: &str = "LEASEHOLD_CONFORMANCE_ADDRESS";
@@ -254,9 +255,6 @@ fn unexpected(reply: &Reply) -> Fault {
 }
 
 // --- the child -----------------------------------------------------------------------------
-
-/// Opens the store of an address.
-pub(crate) type Join = fn(&str) -> leasehold_core::Result<Arc<dyn Harness>>;
 
 /// Serves as a holder until its input ends.
 pub(crate) fn serve(address: &str, join: Join) -> Verdict {

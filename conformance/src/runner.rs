@@ -23,13 +23,18 @@ pub const CASE_LIMIT: Duration = Duration::from_secs(60);
 /// Cases run side by side, unless `--test-threads` says otherwise: they mostly wait.
 const THREADS: usize = 8;
 
+/// Opens the store under test.
+pub type Start = fn() -> Result<Arc<dyn Harness>>;
+/// Opens the store at an address that another process's harness gave.
+pub type Join = fn(&str) -> Result<Arc<dyn Harness>>;
+
 /// How a backend's test gets its store.
 #[derive(Clone, Copy, Debug)]
 pub struct Setup {
     /// Opens the store under test, once, before the first case.
-    pub start: fn() -> Result<Arc<dyn Harness>>,
+    pub start: Start,
     /// Opens the store at [`Harness::address`] in another process; none if it has no address.
-    pub join: Option<fn(&str) -> Result<Arc<dyn Harness>>>,
+    pub join: Option<Join>,
 }
 
 /// The `main` of a backend's conformance test (`harness = false`).
@@ -48,7 +53,7 @@ pub fn main(setup: Setup) -> ExitCode {
     }
     let args = Arguments::from_args();
     if args.list {
-        let trials = CASES.iter().map(|case| trial(case)).collect();
+        let trials = CASES.iter().map(trial).collect();
         return libtest_mimic::run(&args, trials).exit_code();
     }
     let cases: Vec<&Case> =

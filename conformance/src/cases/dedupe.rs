@@ -397,7 +397,7 @@ async fn times_are_told(ctx: Ctx) -> Verdict {
     guard.complete().await?;
     match b.admission("event").await? {
         Admission::Done { at } => {
-            ensure!(at >= since[0], "expected it done after its begin: {at:?} and {since:?}")
+            ensure!(at >= since[0], "expected it done after its begin: {at:?} and {since:?}");
         }
         other => {
             return Err(Fault::new(format!("expected it to be done, it is {other:?}")));
