@@ -29,7 +29,7 @@ pub struct PostgresBackend {
     store: Arc<Store>,
     named: Arc<SessionEngine<Sessions>>,
     leases: Arc<LeaseEngine<Leases>>,
-    claims: ClaimEngine<Claims>,
+    claims: Arc<ClaimEngine<Claims>>,
     dedupe: DedupeEngine<Deduper>,
 }
 
@@ -63,7 +63,7 @@ impl PostgresBackend {
                 share,
             ))),
             leases: Arc::new(LeaseEngine::new(Leases::new(store.clone(), lease_limits))),
-            claims: ClaimEngine::new(Claims::new(store.clone(), share)),
+            claims: Arc::new(ClaimEngine::new(Claims::new(store.clone(), share))),
             dedupe: DedupeEngine::new(Deduper::new(store.clone())),
             store,
         }
@@ -184,11 +184,13 @@ impl Backend for PostgresBackend {
     }
 
     async fn close(&self) -> Result<()> {
-        let (store, named, leases) = (self.store.clone(), self.named.clone(), self.leases.clone());
+        let (store, named) = (self.store.clone(), self.named.clone());
+        let (leases, claims) = (self.leases.clone(), self.claims.clone());
         // in a task of its own: it goes on when nobody waits for it any more
         let closing = tokio::spawn(async move {
             store.closed.send_replace(true);
             let ((), released) = tokio::join!(named.close(), leases.close());
+            claims.driver().close();
             if store.own_pool {
                 store.pool.close().await;
             }

@@ -3,6 +3,7 @@
 mod claim;
 mod dedupe;
 mod exchange;
+mod lanes;
 mod lease;
 mod listen;
 mod session;

@@ -133,12 +133,16 @@ impl Harness for PgHarness {
             .host(&proxy.addr().ip().to_string())
             .port(proxy.addr().port())
             .application_name(&name);
-        let pool = PgPoolOptions::new().max_connections(8).connect_lazy_with(options);
-        let backend = PostgresBackend::builder()
+        let builder = PostgresBackend::builder()
             .namespace(namespace)
             .application_name(&name)
-            .session_limits(session_limits())
-            .build(pool)?;
+            .session_limits(session_limits());
+        // both a pool of the handle's own, whose connections it keeps, and one of the service
+        let backend = if number.is_multiple_of(2) {
+            builder.connect(options.to_url_lossy().as_str()).await?
+        } else {
+            builder.build(PgPoolOptions::new().max_connections(8).connect_lazy_with(options))?
+        };
         let link = PgLink { proxy, name, harness: self.clone() };
         Ok(Handle { backend: Arc::new(backend), link: Arc::new(link) })
     }
