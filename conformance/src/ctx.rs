@@ -138,8 +138,8 @@ impl Ctx {
     }
 
     /// Waits until nothing of the namespace is left on the store.
-    pub(crate) async fn nothing_left(&self) -> Verdict {
-        let deadline = Instant::now() + PATIENCE;
+    pub(crate) async fn nothing_left(&self, within: Duration) -> Verdict {
+        let deadline = Instant::now() + within;
         loop {
             let left = self.harness.leftovers(&self.namespace).await?;
             if left.is_empty() {
@@ -147,7 +147,7 @@ impl Ctx {
             }
             ensure!(
                 Instant::now() < deadline,
-                "expected nothing to be left on the store within {PATIENCE:?}, but there is:\n  {}",
+                "expected nothing to be left on the store within {within:?}, but there is:\n  {}",
                 left.join("\n  ")
             );
             pause().await;

@@ -12,6 +12,7 @@ use leasehold_core::{
     ClaimOptions, Error, ErrorKind, Key, LeaseGuard, LeaseOptions, LockGuard, LockOptions,
 };
 use nix::sys::signal::{Signal, kill};
+use nix::time::{ClockId, clock_gettime};
 use nix::unistd::Pid;
 use serde::{Deserialize, Serialize};
 use tokio::io::{AsyncBufReadExt, AsyncWriteExt, BufReader, Lines};
@@ -71,6 +72,8 @@ enum Order {
         keys: Vec<String>,
         rounds: u32,
     },
+    /// Say what the wall clock shows.
+    WallClock,
     /// End in the ordinary way, with everything held.
     Exit,
 }
@@ -82,6 +85,7 @@ enum Reply {
     Taken(u64),
     Busy,
     Held(bool),
+    WallClock(Duration),
     History(Vec<Interval>),
     Failed { kind: String, message: String },
 }
@@ -210,6 +214,14 @@ impl Holder {
         }
     }
 
+    /// What its wall clock shows, since 1970.
+    pub(crate) async fn wall_clock(&mut self) -> Result<Duration, Fault> {
+        match self.ask(&Order::WallClock).await? {
+            Reply::WallClock(time) => Ok(time),
+            other => Err(unexpected(&other)),
+        }
+    }
+
     /// Ends in the ordinary way, holding what it holds.
     pub(crate) async fn exits(mut self) -> Verdict {
         done(self.ask(&Order::Exit).await?)?;
@@ -327,6 +339,12 @@ impl Held {
                 Ok(Reply::Done)
             }
             Order::Fuzz { kind, keys, rounds } => self.fuzz(kind, &keys, rounds).await,
+            Order::WallClock => {
+                let time = clock_gettime(ClockId::CLOCK_REALTIME);
+                let failed =
+                    |error| Error::new(ErrorKind::Unsupported, "no wall clock").with_source(error);
+                Ok(Reply::WallClock(time.map_err(failed)?.into()))
+            }
             Order::Exit => Ok(Reply::Done),
         }
     }

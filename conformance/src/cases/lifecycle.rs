@@ -233,7 +233,7 @@ async fn restart_keeps_what_is_promised(ctx: Ctx) -> Verdict {
             "expected done to stay done, it is {next:?}"
         );
     }
-    ctx.nothing_left().await?;
+    ctx.nothing_left(PATIENCE).await?;
     ctx.tidy().await;
     Ok(())
 }
@@ -260,7 +260,7 @@ async fn handle_recovers_from_a_restart(ctx: Ctx) -> Verdict {
         });
         again.await?.release().await?;
     }
-    ctx.nothing_left().await?;
+    ctx.nothing_left(PATIENCE).await?;
     ctx.tidy().await;
     Ok(())
 }
