@@ -1,4 +1,4 @@
-//! leasehold on PostgreSQL.
+#![doc = include_str!("../README.md")]
 
 mod backend;
 mod builder;
