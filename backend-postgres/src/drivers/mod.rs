@@ -1,6 +1,7 @@
 //! The drivers of the four engines.
 
 mod claim;
+mod claim_sql;
 mod dedupe;
 mod exchange;
 mod lanes;
