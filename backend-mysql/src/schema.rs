@@ -1,0 +1,150 @@
+//! The tables: created, checked, purged.
+
+use leasehold_core::{Error, ErrorKind, Housekeeping, Result};
+use mysql_async::Conn;
+use mysql_async::prelude::Queryable;
+
+use crate::error::{code, mapped, server_code};
+use crate::store::{NOW, Store, Tables, retried};
+
+/// The statements that [`migrate`](leasehold_core::Backend::migrate) runs, with the prefix
+/// `leasehold_`.
+pub const SCHEMA: &str = include_str!("schema.sql");
+/// What this program knows.
+const VERSION: u32 = 1;
+/// Rows that one statement deletes.
+const BATCH: u64 = 1_000;
+/// The sequence keeps its last rows, and the row of a claim lives so long; microseconds.
+const KEEP_NUMBERS: u64 = 1_000;
+const KEEP_CLAIM: u64 = 24 * 60 * 60 * 1_000_000;
+
+/// Creates what is missing. Every statement can be run again and side by side with itself.
+pub(crate) async fn migrate(store: &Store) -> Result<()> {
+    let mut conn = store.connect().await?;
+    let text: String = SCHEMA
+        .lines()
+        .filter(|line| !line.trim_start().starts_with("--"))
+        .collect::<Vec<_>>()
+        .join("\n")
+        .replace("`leasehold_", &format!("`{}", store.tables.prefix));
+    for statement in text
+        .split(';')
+        .map(str::trim)
+        .filter(|text| !text.is_empty())
+    {
+        retried!(conn.query_drop(statement)).map_err(mapped)?;
+    }
+    check(&mut conn, &store.tables).await?;
+    drop(conn.disconnect().await); // it has done its work
+    Ok(())
+}
+
+/// Whether the tables are there, and of the version that this program knows.
+///
+/// # Errors
+/// [`ErrorKind::Schema`] if not.
+pub(crate) async fn check(conn: &mut Conn, tables: &Tables) -> Result<()> {
+    match version(conn, tables).await? {
+        Some(VERSION) => Ok(()),
+        Some(other) => Err(another(other)),
+        None => Err(Error::new(
+            ErrorKind::Schema,
+            "the tables are missing: run migrate",
+        )),
+    }
+}
+
+/// As [`check`], but missing tables are fine: they may be created yet.
+pub(crate) async fn check_version(conn: &mut Conn, tables: &Tables) -> Result<()> {
+    match version(conn, tables).await? {
+        Some(other) if other != VERSION => Err(another(other)),
+        _ => Ok(()),
+    }
+}
+
+fn another(version: u32) -> Error {
+    let detail = format!("the tables are of version {version}, this program knows {VERSION}");
+    Error::new(ErrorKind::Schema, detail)
+}
+
+async fn version(conn: &mut Conn, tables: &Tables) -> Result<Option<u32>> {
+    let text = format!("SELECT version FROM {} WHERE id = 1", tables.meta);
+    match conn.query_first(text).await {
+        Err(error) if server_code(&error) == Some(code::NO_SUCH_TABLE) => Ok(None),
+        other => other.map_err(mapped),
+    }
+}
+
+/// Deletes expired rows in batches. The floor is raised above their tokens first: an insert that
+/// comes after them reads it, and one that has read it before is waited for.
+pub(crate) async fn housekeep(store: &Store) -> Result<Housekeeping> {
+    let leases = purge(store, &store.tables.lease).await?;
+    let dedupe = purge(store, &store.tables.dedupe).await?;
+    purge_numbers(store).await?;
+    purge_claims(store).await?;
+    Ok(Housekeeping::new(leases, dedupe))
+}
+
+async fn purge(store: &Store, table: &str) -> Result<u64> {
+    let meta = &store.tables.meta;
+    let read = format!("SELECT {NOW}, MAX(token) FROM {table} WHERE expires <= {NOW}");
+    let found: Vec<(i64, Option<u64>)> = store.rows(&read).await?;
+    let Some(&(now, Some(highest))) = found.first() else {
+        return Ok(0);
+    };
+    let raise = format!("UPDATE {meta} SET floor = GREATEST(floor, {highest}) WHERE id = 1");
+    store.text(&raise).await?;
+    // one that was taken again since then has a later expiry or, if freed again, a higher token
+    let delete =
+        format!("DELETE FROM {table} WHERE expires <= {now} AND token <= {highest} LIMIT {BATCH}");
+    all_batches(store, &delete).await
+}
+
+async fn purge_numbers(store: &Store) -> Result<()> {
+    let table = &store.tables.token;
+    let read = format!("SELECT MAX(id) FROM {table}");
+    let last: Vec<Option<u64>> = store.rows(&read).await?;
+    let last = last.first().copied().flatten();
+    let Some(keep) = last.map(|last| last.saturating_sub(KEEP_NUMBERS)) else {
+        return Ok(());
+    };
+    let delete = format!("DELETE FROM {table} WHERE id < {keep} LIMIT {BATCH}");
+    all_batches(store, &delete).await.map(|_| ())
+}
+
+/// Rows that are locked are passed over: they are in use.
+async fn purge_claims(store: &Store) -> Result<()> {
+    let table = &store.tables.claim;
+    let find = format!(
+        "SELECT LOWER(HEX(id)) FROM {table} WHERE used < {NOW} - {KEEP_CLAIM} LIMIT {BATCH} \
+         FOR UPDATE SKIP LOCKED"
+    );
+    let mut conn = store.own.get_conn().await.map_err(mapped)?;
+    loop {
+        let mut tx = conn
+            .start_transaction(mysql_async::TxOpts::default())
+            .await
+            .map_err(mapped)?;
+        let ids: Vec<String> = tx.query(&find).await.map_err(mapped)?;
+        if !ids.is_empty() {
+            let list: Vec<String> = ids.iter().map(|id| format!("x'{id}'")).collect();
+            let delete = format!("DELETE FROM {table} WHERE id IN ({})", list.join(","));
+            tx.query_drop(delete).await.map_err(mapped)?;
+        }
+        tx.commit().await.map_err(mapped)?;
+        if (ids.len() as u64) < BATCH {
+            return Ok(());
+        }
+    }
+}
+
+async fn all_batches(store: &Store, delete: &str) -> Result<u64> {
+    let mut total = 0;
+    loop {
+        let deleted = store.text(delete).await?.changed;
+        total += deleted;
+        if deleted < BATCH {
+            return Ok(total);
+        }
+    }
+}
