@@ -162,9 +162,7 @@ fn pgbouncer_stands_in_front_of_postgres() {
 fn ask_redis(server: &Server, command: &str) -> String {
     let mut stream = TcpStream::connect((Ipv4Addr::LOCALHOST, server.port())).unwrap();
     stream.set_read_timeout(Some(LIMIT)).unwrap();
-    stream
-        .write_all(format!("{command}\r\n").as_bytes())
-        .unwrap();
+    stream.write_all(format!("{command}\r\n").as_bytes()).unwrap();
     let mut answer = String::new();
     BufReader::new(stream).read_line(&mut answer).unwrap();
     answer.trim_end().to_owned()
@@ -173,11 +171,8 @@ fn ask_redis(server: &Server, command: &str) -> String {
 #[test]
 fn a_cluster_serves_each_slot_at_one_node() {
     let cluster = redis::cluster(Kind::Redis7).unwrap();
-    let answers: Vec<String> = cluster
-        .nodes()
-        .iter()
-        .map(|node| ask_redis(node, "SET key value"))
-        .collect();
+    let answers: Vec<String> =
+        cluster.nodes().iter().map(|node| ask_redis(node, "SET key value")).collect();
     // The slot of "key" is 12539, so that the third node has it.
     let moved = format!("-MOVED 12539 127.0.0.1:{}", cluster.nodes()[2].port());
     assert_eq!(answers, [moved.as_str(), moved.as_str(), "+OK"]);
@@ -196,9 +191,7 @@ fn a_sentinel_makes_the_replica_the_primary() {
     wait_until("the replica is the primary", || {
         setup.primary_port().unwrap() == setup.replica.port()
     });
-    wait_until("it takes writes", || {
-        ask_redis(&setup.replica, "SET key value") == "+OK"
-    });
+    wait_until("it takes writes", || ask_redis(&setup.replica, "SET key value") == "+OK");
 }
 
 /// The `servers` program with one Redis and one Postgres, in a process group of its own.
@@ -262,11 +255,9 @@ fn folder(pid: u32) -> PathBuf {
     // Redis shows its address in the place of its arguments.
     match supervised {
         Some(data) => Path::new(data).parent().unwrap().to_owned(),
-        None => std::fs::read_link(format!("/proc/{pid}/cwd"))
-            .unwrap()
-            .parent()
-            .unwrap()
-            .to_owned(),
+        None => {
+            std::fs::read_link(format!("/proc/{pid}/cwd")).unwrap().parent().unwrap().to_owned()
+        }
     }
 }
 
@@ -301,12 +292,7 @@ fn given_by_url() {
     let server = Server::shared(Kind::Redis7).unwrap();
     assert_eq!(server.url(), url);
     assert!(server.version().unwrap().starts_with("7."));
-    for refusal in [
-        server.kill(),
-        server.pause(),
-        server.restart(),
-        server.stop(),
-    ] {
+    for refusal in [server.kill(), server.pause(), server.restart(), server.stop()] {
         let refusal = refusal.unwrap_err().to_string();
         assert!(refusal.contains(&url), "{refusal}");
     }

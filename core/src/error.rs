@@ -104,7 +104,7 @@ impl Error {
 
     /// Adds the key that it concerns; what is already known is kept.
     #[must_use]
-    pub fn on(mut self, key: impl ToString) -> Self {
+    pub fn on(mut self, key: &(impl fmt::Display + ?Sized)) -> Self {
         self.0.key.get_or_insert_with(|| key.to_string());
         self
     }
@@ -139,10 +139,7 @@ impl Error {
     /// False for [`ErrorKind::Lost`] (acquire anew, and look at what was half done) and for
     /// [`ErrorKind::CommitUnknown`] (look first whether it happened).
     pub fn is_retryable(&self) -> bool {
-        matches!(
-            self.0.kind,
-            ErrorKind::Unavailable | ErrorKind::Deadlock | ErrorKind::Exhausted
-        )
+        matches!(self.0.kind, ErrorKind::Unavailable | ErrorKind::Deadlock | ErrorKind::Exhausted)
     }
 
     pub(crate) fn on_key(self, key: &Key) -> Self {
@@ -184,10 +181,7 @@ impl fmt::Debug for Error {
 
 impl std::error::Error for Error {
     fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
-        self.0
-            .source
-            .as_deref()
-            .map(|source| source as &(dyn std::error::Error + 'static))
+        self.0.source.as_deref().map(|source| source as &(dyn std::error::Error + 'static))
     }
 }
 

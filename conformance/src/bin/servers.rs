@@ -11,7 +11,7 @@ use std::{
 };
 
 use clap::{Parser, Subcommand};
-use leasehold_conformance::servers::{self, Error, Kind, Server};
+use leasehold_conformance::servers::{self, Error, Kind, PgBouncer, Server};
 
 /// Starts throw-away database servers on loopback, without Docker.
 ///
@@ -39,7 +39,7 @@ enum Action {
 #[derive(Debug, clap::Args)]
 struct Names {
     /// postgres, postgres17, postgres18, mysql, mariadb, mariadb11, redis, redis8,
-    /// valkey; the default is postgres, mysql, mariadb and redis.
+    /// valkey, pgbouncer; the default is postgres, mysql, mariadb and redis.
     #[arg(value_name = "NAME", default_values_t = Kind::DEFAULT)]
     names: Vec<Kind>,
 }
@@ -77,9 +77,9 @@ fn fetch(kinds: &[Kind]) -> Result<bool, Error> {
 }
 
 fn run(kinds: &[Kind], check: bool) -> Result<bool, Error> {
-    let servers: Vec<Server> = in_parallel(kinds, Server::start)
-        .into_iter()
-        .collect::<Result<_, _>>()?;
+    let started: Vec<Vec<Server>> =
+        in_parallel(kinds, start).into_iter().collect::<Result<_, _>>()?;
+    let servers: Vec<Server> = started.into_iter().flatten().collect();
     print(&servers)?;
     if check {
         let traces: Vec<Traces> = servers.iter().map(Traces::of).collect();
@@ -94,6 +94,15 @@ fn run(kinds: &[Kind], check: bool) -> Result<bool, Error> {
     // Ctrl-C needs nothing from us: each server goes when this process is gone.
     wait_for_end_of_input();
     Ok(true)
+}
+
+/// A PgBouncer comes with the server that it needs.
+fn start(kind: Kind) -> Result<Vec<Server>, Error> {
+    if kind == Kind::PgBouncer {
+        let postgres = Server::start(Kind::Postgres15)?;
+        return Ok(vec![PgBouncer::start(&postgres)?, postgres]);
+    }
+    Ok(vec![Server::start(kind)?])
 }
 
 fn print(servers: &[Server]) -> Result<(), Error> {
@@ -126,14 +135,8 @@ fn in_parallel<T: Send>(
 ) -> Vec<Result<T, Error>> {
     let action = &action;
     thread::scope(|scope| {
-        let threads: Vec<_> = kinds
-            .iter()
-            .map(|kind| scope.spawn(move || action(*kind)))
-            .collect();
-        threads
-            .into_iter()
-            .map(|thread| thread.join().expect("a start does not panic"))
-            .collect()
+        let threads: Vec<_> = kinds.iter().map(|kind| scope.spawn(move || action(*kind))).collect();
+        threads.into_iter().map(|thread| thread.join().expect("a start does not panic")).collect()
     })
 }
 

@@ -85,9 +85,5 @@ impl Error {
 }
 
 fn end_of_log(log: &str) -> String {
-    if log.is_empty() {
-        String::new()
-    } else {
-        format!("; the end of its log:\n{log}")
-    }
+    if log.is_empty() { String::new() } else { format!("; the end of its log:\n{log}") }
 }

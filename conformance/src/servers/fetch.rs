@@ -9,7 +9,7 @@
 use std::{
     env,
     ffi::{OsStr, OsString},
-    fs,
+    fs::{self, File},
     os::unix::fs::{PermissionsExt as _, symlink},
     path::{Path, PathBuf},
     process::{Command, Output, Stdio},
@@ -33,14 +33,12 @@ const LEFT_OUT: [&str; 4] = ["doc", "man", "locale", "perl"];
 pub(super) fn root(kind: Kind) -> Result<PathBuf, Error> {
     let base = paths::base()?;
     let package = kind.package();
-    let root = base
-        .join("roots")
-        .join(format!("{}-{}", package.name, package.suite));
+    let root = base.join("roots").join(format!("{}-{}", package.name, package.suite));
     // It gets its name as the last step, so that it is there whole or not at all.
     if root.exists() {
         return Ok(root);
     }
-    let _lock = paths::lock(&base, &format!("apt-{}", package.suite))?;
+    let lock = paths::lock(&base, &format!("apt-{}", package.suite))?;
     if root.exists() {
         return Ok(root);
     }
@@ -52,7 +50,7 @@ pub(super) fn root(kind: Kind) -> Result<PathBuf, Error> {
             package.name, package.suite
         ),
     };
-    let apt = Apt::new(&base, package.suite).map_err(unavailable)?;
+    let apt = Apt::new(&base, package.suite, lock).map_err(unavailable)?;
     let files = apt.download(package).map_err(unavailable)?;
     say(&format!("unpacking {} packages for {kind}", files.len()));
     let draft = paths::with_suffix(&root, ".draft");
@@ -61,11 +59,7 @@ pub(super) fn root(kind: Kind) -> Result<PathBuf, Error> {
         make_scripts(&draft, Path::new(kind.program()))?;
     }
     fs::rename(&draft, &root).map_err(Error::io(format!("move {}", draft.display())))?;
-    say(&format!(
-        "{kind} is in {} after {} s",
-        root.display(),
-        started.elapsed().as_secs()
-    ));
+    say(&format!("{kind} is in {} after {} s", root.display(), started.elapsed().as_secs()));
     Ok(root)
 }
 
@@ -103,10 +97,12 @@ fn loader(root: &Path) -> Option<(PathBuf, PathBuf)> {
 struct Apt {
     folder: PathBuf,
     suite: &'static str,
+    /// Held for as long as this is in use.
+    lock: File,
 }
 
 impl Apt {
-    fn new(base: &Path, suite: &'static str) -> Result<Self, Error> {
+    fn new(base: &Path, suite: &'static str, lock: File) -> Result<Self, Error> {
         let folder = base.join("apt").join(suite);
         for part in ["lists/partial", "cache/archives/partial"] {
             let part = folder.join(part);
@@ -118,15 +114,13 @@ impl Apt {
             )));
         }
         // Only lists of packages: neither translations nor descriptions.
-        let source = format!(
-            "deb [signed-by={KEYRING} targets=Packages] {} {suite} main\n",
-            mirror()?
-        );
+        let source =
+            format!("deb [signed-by={KEYRING} targets=Packages] {} {suite} main\n", mirror()?);
         for (name, text) in [("sources.list", source.as_str()), ("status", "")] {
             let path = folder.join(name);
             fs::write(&path, text).map_err(Error::io(format!("write {}", path.display())))?;
         }
-        Ok(Self { folder, suite })
+        Ok(Self { folder, suite, lock })
     }
 
     /// The files of the package and of all it depends on.
@@ -166,14 +160,12 @@ impl Apt {
         ));
         self.run(&["--yes", "--download-only", "install", package.name])?;
         match files.iter().find(|file| !file.exists()) {
-            Some(missing) => Err(Error::Command(format!(
-                "apt-get did not leave {}",
-                missing.display()
-            ))),
-            None if files.is_empty() => Err(Error::Command(format!(
-                "apt-get planned no package for {}",
-                package.name
-            ))),
+            Some(missing) => {
+                Err(Error::Command(format!("apt-get did not leave {}", missing.display())))
+            }
+            None if files.is_empty() => {
+                Err(Error::Command(format!("apt-get planned no package for {}", package.name)))
+            }
             None => Ok(files),
         }
     }
@@ -214,19 +206,20 @@ impl Apt {
             // Mirrors keep a suite past the date that its release file names.
             ("Acquire::Check-Valid-Until", "false".into()),
             ("Acquire::Check-Date", "false".into()),
+            // Otherwise a list that could not be read is no failure.
+            ("APT::Update::Error-Mode", "any".into()),
             ("Dpkg::Use-Pty", "false".into()),
         ];
+        // An apt-get outlives us when we are killed; the next fetch has to wait for it
+        // then, so that the lock is held by it too.
+        let lock = self.lock.try_clone().map_err(Error::io("share a lock"))?;
         let output = Command::new("apt-get")
             .arg("-qq")
-            .args(
-                options
-                    .iter()
-                    .map(|(name, value)| format!("-o{name}={value}")),
-            )
+            .args(options.iter().map(|(name, value)| format!("-o{name}={value}")))
             .args(arguments)
             .env("LC_ALL", "C")
             .env("DEBIAN_FRONTEND", "noninteractive")
-            .stdin(Stdio::null())
+            .stdin(lock)
             .output()
             .map_err(Error::io("run apt-get, which Debian and its like have"))?;
         if output.status.success() {
@@ -258,10 +251,8 @@ fn mirror() -> Result<String, Error> {
         .output()
         .map_err(Error::io("run apt-get, which Debian and its like have"))?;
     let uris = String::from_utf8_lossy(&output.stdout);
-    let suites: Vec<_> = ["stable", "testing", "unstable", "sid"]
-        .into_iter()
-        .chain(codename.as_deref())
-        .collect();
+    let suites: Vec<_> =
+        ["stable", "testing", "unstable", "sid"].into_iter().chain(codename.as_deref()).collect();
     mirror_in(&uris, &suites).ok_or_else(|| {
         Error::Command(
             "apt's settings name no Debian mirror (`apt-get indextargets` shows them): \
@@ -323,9 +314,7 @@ fn unpack_one(file: &Path, folder: &Path) -> Result<(), Error> {
     let source = source.wait().map_err(Error::io("wait for dpkg-deb"))?;
     let tar = tar.map_err(Error::io("run tar"))?;
     if !tar.status.success() {
-        return Err(failed(
-            String::from_utf8_lossy(&tar.stderr).trim().to_owned(),
-        ));
+        return Err(failed(String::from_utf8_lossy(&tar.stderr).trim().to_owned()));
     }
     if !source.success() {
         return Err(failed(format!("dpkg-deb ended with {source}")));
@@ -342,12 +331,7 @@ fn make_scripts(root: &Path, postgres: &Path) -> Result<(), Error> {
     let up = "/..".repeat(folder.components().count());
     let (loader, libraries) = loader(root)
         .ok_or_else(|| Error::Command(format!("there is no loader in {}", root.display())))?;
-    let below = |path: &Path| {
-        path.strip_prefix(root)
-            .unwrap_or(path)
-            .display()
-            .to_string()
-    };
+    let below = |path: &Path| path.strip_prefix(root).unwrap_or(path).display().to_string();
     let script = format!(
         "#!/bin/sh\nroot=${{0%/*}}{up}\nexec \"$root/{}\" --library-path \"$root/{}\" \
          --argv0 \"$0\" \"$0.elf\" \"$@\"\n",
@@ -384,10 +368,7 @@ mod tests {
 
     #[test]
     fn a_planned_package_has_its_file() {
-        let apt = Apt {
-            folder: "/a".into(),
-            suite: "sid",
-        };
+        let apt = Apt { folder: "/a".into(), suite: "sid", lock: File::open("/dev/null").unwrap() };
         let file = |line| apt.file(line).map(|path| path.display().to_string());
         assert_eq!(
             file("Inst adduser (3.134 Debian:12.12/oldstable [all])").as_deref(),

@@ -114,11 +114,7 @@ impl Instance {
     pub(super) fn pause(&mut self) -> Result<(), Error> {
         let pid = self.running("pause")?;
         self.paused = true;
-        if freeze(pid, SIGNAL)? {
-            Ok(())
-        } else {
-            Err(self.slow("pause", SIGNAL))
-        }
+        if freeze(pid, SIGNAL)? { Ok(()) } else { Err(self.slow("pause", SIGNAL)) }
     }
 
     pub(super) fn resume(&mut self) -> Result<(), Error> {
@@ -151,11 +147,7 @@ impl Instance {
                 log: self.end_of_log(),
             });
         }
-        if ready {
-            Ok(())
-        } else {
-            Err(self.slow("answer", START))
-        }
+        if ready { Ok(()) } else { Err(self.slow("answer", START)) }
     }
 
     fn ended(&mut self) -> Result<(), Error> {
@@ -178,12 +170,7 @@ impl Instance {
     }
 
     fn slow(&self, what: &'static str, limit: Duration) -> Error {
-        Error::Slow {
-            kind: self.kind,
-            what,
-            limit,
-            log: self.end_of_log(),
-        }
+        Error::Slow { kind: self.kind, what, limit, log: self.end_of_log() }
     }
 
     fn end_of_log(&self) -> String {
@@ -226,9 +213,7 @@ fn new_folder(parent: &Path, kind: Kind) -> Result<PathBuf, Error> {
             // Left by an earlier process of that number, on a machine that crashed.
             Err(error) if error.kind() == ErrorKind::AlreadyExists => {}
             Err(error) => {
-                return Err(Error::io(format!("create folder {}", folder.display()))(
-                    error,
-                ));
+                return Err(Error::io(format!("create folder {}", folder.display()))(error));
             }
         }
     }

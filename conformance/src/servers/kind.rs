@@ -141,11 +141,7 @@ impl Kind {
         let Some(version) = version_in(banner) else {
             return false;
         };
-        let major: u32 = version
-            .split('.')
-            .next()
-            .and_then(|part| part.parse().ok())
-            .unwrap_or(0);
+        let major: u32 = version.split('.').next().and_then(|part| part.parse().ok()).unwrap_or(0);
         let maria = banner.contains("MariaDB");
         match self {
             Self::Postgres15 => major == 15,
@@ -210,32 +206,17 @@ mod tests {
             assert_eq!(kind.to_string(), kind.name());
         }
         let refusal = "oracle".parse::<Kind>().unwrap_err().to_string();
-        assert!(
-            refusal.contains("oracle") && refusal.contains("mariadb"),
-            "{refusal}"
-        );
+        assert!(refusal.contains("oracle") && refusal.contains("mariadb"), "{refusal}");
     }
 
     #[test]
     fn a_banner_is_accepted_by_the_kinds_of_its_version_only() {
         let banners = [
-            (
-                "postgres (PostgreSQL) 15.18 (Debian 15.18-0+deb12u1)",
-                vec![Kind::Postgres15],
-            ),
+            ("postgres (PostgreSQL) 15.18 (Debian 15.18-0+deb12u1)", vec![Kind::Postgres15]),
             ("postgres (PostgreSQL) 18.0", vec![Kind::Postgres18]),
-            (
-                "/usr/sbin/mysqld  Ver 9.7.4 for Linux on x86_64 (MySQL)",
-                vec![Kind::MySql],
-            ),
-            (
-                "mariadbd  Ver 10.11.14-MariaDB-0+deb12u2 for debian-linux-gnu",
-                vec![Kind::MariaDb],
-            ),
-            (
-                "mariadbd  Ver 11.8.3-MariaDB-0+deb13u1 from Debian",
-                vec![Kind::MariaDbNew],
-            ),
+            ("/usr/sbin/mysqld  Ver 9.7.4 for Linux on x86_64 (MySQL)", vec![Kind::MySql]),
+            ("mariadbd  Ver 10.11.14-MariaDB-0+deb12u2 for debian-linux-gnu", vec![Kind::MariaDb]),
+            ("mariadbd  Ver 11.8.3-MariaDB-0+deb13u1 from Debian", vec![Kind::MariaDbNew]),
             (
                 "Redis server v=7.0.15 sha=00000000:0 malloc=jemalloc-5.3.0 bits=64",
                 vec![Kind::Redis7],

@@ -122,10 +122,7 @@ fn base_command(program: &Program, data: &Path) -> Result<Vec<OsString>, Error> 
         let share = share(program)?;
         command.push(option("--lc-messages-dir=", &share));
         command.push(option("--character-sets-dir=", &share.join("charsets")));
-        for (name, path) in [
-            ("--basedir=", "/usr"),
-            ("--plugin-dir=", "/usr/lib/mysql/plugin"),
-        ] {
+        for (name, path) in [("--basedir=", "/usr"), ("--plugin-dir=", "/usr/lib/mysql/plugin")] {
             command.extend(program.first_of(&[path]).map(|path| option(name, &path)));
         }
     }
@@ -135,10 +132,7 @@ fn base_command(program: &Program, data: &Path) -> Result<Vec<OsString>, Error> 
 /// The folder of messages, character sets and system tables.
 fn share(program: &Program) -> Result<std::path::PathBuf, Error> {
     let charsets = program.first_of(&["/usr/share/mysql/charsets", "/usr/share/mariadb/charsets"]);
-    let share = charsets
-        .as_deref()
-        .and_then(Path::parent)
-        .map(Path::to_owned);
+    let share = charsets.as_deref().and_then(Path::parent).map(Path::to_owned);
     share.ok_or_else(|| Error::Unavailable {
         kind: program.kind,
         reason: "its folder share/mysql or share/mariadb is missing".into(),

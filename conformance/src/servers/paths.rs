@@ -24,8 +24,9 @@ pub(super) fn lock(base: &Path, name: &str) -> Result<File, Error> {
     let path = base.join("locks").join(name);
     let what = format!("lock {}", path.display());
     let file = File::options()
-        .create(true)
+        .read(true)
         .append(true)
+        .create(true)
         .open(&path)
         .map_err(Error::io(what.clone()))?;
     file.lock().map_err(Error::io(what))?;

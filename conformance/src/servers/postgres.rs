@@ -50,12 +50,7 @@ pub(super) fn recipe(kind: Kind, extra: Vec<OsString>) -> Result<Box<Recipe<'sta
         program::copy(&template, &data)?;
         let mut command = user.as_ref().map(Unprivileged::command).unwrap_or_default();
         command.extend(program.command());
-        command.extend([
-            "-D".into(),
-            data.into(),
-            "-p".into(),
-            port.to_string().into(),
-        ]);
+        command.extend(["-D".into(), data.into(), "-p".into(), port.to_string().into()]);
         for setting in SETTINGS {
             command.extend(["-c".into(), setting.into()]);
         }
@@ -72,16 +67,7 @@ fn initialise(program: &Program, user: Option<&Unprivileged>, folder: &Path) -> 
         .map_err(Error::io(format!("close {} to others", folder.display())))?;
     let mut command = user.map(Unprivileged::command).unwrap_or_default();
     command.extend([program.sibling("initdb").into(), "-D".into(), folder.into()]);
-    let options = [
-        "-U",
-        "postgres",
-        "-A",
-        "trust",
-        "--no-locale",
-        "-E",
-        "UTF8",
-        "--no-sync",
-    ];
+    let options = ["-U", "postgres", "-A", "trust", "--no-locale", "-E", "UTF8", "--no-sync"];
     command.extend(options.map(OsString::from));
     program.run(&command, Stdio::null(), &paths::with_suffix(folder, ".log"))
 }
@@ -126,10 +112,12 @@ impl Unprivileged {
             "--clear-groups".into(),
         ];
         if self.shut_out {
-            // The right to pass through folders, and no other, is kept.
+            // The right to pass through folders, and no other, is kept; also for
+            // access(2), which Postgres looks for its programs with.
             let kept = [
                 "--inh-caps=-all,+dac_override",
                 "--ambient-caps=-all,+dac_override",
+                "--securebits=+no_setuid_fixup",
             ];
             words.extend(kept.map(OsString::from));
         }
@@ -138,9 +126,7 @@ impl Unprivileged {
 
     pub(super) fn give(&self, path: &Path) -> Result<(), Error> {
         let (user, group) = (self.user.uid.as_raw(), self.user.gid.as_raw());
-        chown(path, Some(user), Some(group)).map_err(Error::io(format!(
-            "give {} to another user",
-            path.display()
-        )))
+        chown(path, Some(user), Some(group))
+            .map_err(Error::io(format!("give {} to another user", path.display())))
     }
 }

@@ -2,10 +2,10 @@
 
 use std::{
     collections::BTreeMap,
-    fs,
+    fs, io,
     net::{Ipv4Addr, TcpListener},
     os::unix::fs::MetadataExt as _,
-    path::Path,
+    path::{Path, PathBuf},
     thread,
     time::{Duration, Instant},
 };
@@ -61,10 +61,9 @@ pub(super) fn send(pid: u32, signal: Signal) -> Result<(), Error> {
     let target = Pid::from_raw(pid.cast_signed());
     match signal::kill(target, signal) {
         Ok(()) | Err(Errno::ESRCH) => Ok(()),
-        Err(errno) => Err(Error::Io {
-            what: format!("send {signal} to process {pid}"),
-            source: errno.into(),
-        }),
+        Err(errno) => {
+            Err(Error::Io { what: format!("send {signal} to process {pid}"), source: errno.into() })
+        }
     }
 }
 
@@ -95,10 +94,7 @@ pub(super) fn freeze(pid: u32, limit: Duration) -> Result<bool, Error> {
 /// Lets the process and its descendants go on.
 pub(super) fn thaw(pid: u32) -> Result<(), Error> {
     // Children first: a parent that finds one hanging might take it for dead.
-    family(pid)
-        .into_iter()
-        .rev()
-        .try_for_each(|member| send(member, Signal::SIGCONT))
+    family(pid).into_iter().rev().try_for_each(|member| send(member, Signal::SIGCONT))
 }
 
 /// Ends the process and its descendants at once, as a power cut would; false when
@@ -111,9 +107,7 @@ pub(super) fn slay(pid: u32, limit: Duration) -> Result<bool, Error> {
     for member in &members {
         send(*member, Signal::SIGKILL)?;
     }
-    Ok(wait_until(limit, || {
-        !members.iter().any(|member| alive(*member))
-    }))
+    Ok(wait_until(limit, || !members.iter().any(|member| alive(*member))))
 }
 
 /// Whether the process itself listens on the loopback port: what answers there
@@ -121,20 +115,30 @@ pub(super) fn slay(pid: u32, limit: Duration) -> Result<bool, Error> {
 pub(super) fn listens(pid: u32, port: u16) -> bool {
     let sockets = listeners(port);
     let process = format!("/proc/{pid}");
-    let Ok(files) = fs::read_dir(format!("{process}/fd")) else {
-        // Another user's files are hidden even from root in a container that may
-        // not trace; who owns the socket is shown to all.
-        let owner = fs::metadata(process).map(|process| process.uid());
-        return owner.is_ok_and(|owner| sockets.iter().any(|socket| socket.owner == owner));
-    };
-    files
-        .flatten()
-        .filter_map(|file| fs::read_link(file.path()).ok())
-        .any(|file| {
-            sockets
-                .iter()
-                .any(|socket| file.as_os_str() == socket.file.as_str())
-        })
+    match open_files(&process) {
+        Ok(files) => {
+            files.iter().any(|file| sockets.iter().any(|socket| file == Path::new(&socket.file)))
+        }
+        // Another user's files are hidden even from root in a container that may not
+        // trace; who owns the socket is shown to all.
+        Err(error) if error.kind() == io::ErrorKind::PermissionDenied => fs::metadata(process)
+            .is_ok_and(|process| sockets.iter().any(|socket| socket.owner == process.uid())),
+        Err(_) => false,
+    }
+}
+
+/// What the links in a process's `fd` point to.
+fn open_files(process: &str) -> io::Result<Vec<PathBuf>> {
+    let mut files = Vec::new();
+    for file in fs::read_dir(format!("{process}/fd"))? {
+        match fs::read_link(file?.path()) {
+            Ok(file) => files.push(file),
+            // Closed meanwhile.
+            Err(error) if error.kind() == io::ErrorKind::NotFound => {}
+            Err(error) => return Err(error),
+        }
+    }
+    Ok(files)
 }
 
 struct Socket {
@@ -227,11 +231,14 @@ mod tests {
 
     #[test]
     fn a_listener_is_told_from_others() {
+        let mut other = process::Command::new("sleep").arg("60").spawn().unwrap();
         let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
         let port = listener.local_addr().unwrap().port();
         assert!(listens(process::id(), port));
-        assert!(!listens(1, port));
+        assert!(!listens(other.id(), port));
         drop(listener);
         assert!(!listens(process::id(), port));
+        other.kill().unwrap();
+        other.wait().unwrap();
     }
 }

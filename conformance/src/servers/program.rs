@@ -28,11 +28,7 @@ pub(super) struct Program {
 impl Program {
     pub(super) fn find(kind: Kind) -> Result<Self, Error> {
         static FOUND: Mutex<BTreeMap<Kind, Program>> = Mutex::new(BTreeMap::new());
-        let found = || {
-            FOUND
-                .lock()
-                .unwrap_or_else(std::sync::PoisonError::into_inner)
-        };
+        let found = || FOUND.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
         if let Some(program) = found().get(&kind) {
             return Ok(program.clone());
         }
@@ -61,10 +57,7 @@ impl Program {
     /// The first of these absolute paths that exists, as this program would see it.
     pub(super) fn first_of(&self, paths: &[&str]) -> Option<PathBuf> {
         let root = self.root.as_deref().unwrap_or(Path::new("/"));
-        paths
-            .iter()
-            .map(|path| root.join(path.trim_start_matches('/')))
-            .find(|path| path.exists())
+        paths.iter().map(|path| root.join(path.trim_start_matches('/'))).find(|path| path.exists())
     }
 
     pub(super) const fn is_unpacked(&self) -> bool {
@@ -105,12 +98,7 @@ impl Program {
         if !path.is_file() {
             return None;
         }
-        let mut program = Self {
-            kind,
-            version: String::new(),
-            root,
-            path,
-        };
+        let mut program = Self { kind, version: String::new(), root, path };
         let command = program.command();
         let output = Command::new(&command[0])
             .args(&command[1..])
@@ -141,10 +129,7 @@ impl Program {
         if template.exists() {
             return Ok(template);
         }
-        say(&format!(
-            "initialising data for {} {}",
-            self.kind, self.version
-        ));
+        say(&format!("initialising data for {} {}", self.kind, self.version));
         let draft = paths::with_suffix(&template, ".draft");
         let what = format!("make folder {}", draft.display());
         if draft.exists() {
@@ -189,12 +174,7 @@ impl Program {
 pub(super) fn copy(template: &Path, data: &Path) -> Result<(), Error> {
     command(
         "cp",
-        [
-            OsStr::new("-a"),
-            OsStr::new("--reflink=auto"),
-            template.as_os_str(),
-            data.as_os_str(),
-        ],
+        [OsStr::new("-a"), OsStr::new("--reflink=auto"), template.as_os_str(), data.as_os_str()],
     )
 }
 

@@ -28,17 +28,9 @@ impl Address {
 
     /// A server of ours.
     pub(super) fn local(kind: Kind, port: u16) -> Self {
-        let parts = Parts {
-            user: None,
-            password: None,
-            host: "127.0.0.1".into(),
-            port,
-            path: None,
-        };
-        Self {
-            family: kind.family(),
-            parts,
-        }
+        let parts =
+            Parts { user: None, password: None, host: "127.0.0.1".into(), port, path: None };
+        Self { family: kind.family(), parts }
     }
 
     pub(super) fn host(&self) -> &str {
@@ -72,9 +64,7 @@ impl Address {
         let Parts { host, port, .. } = &self.parts;
         let what = || format!("connect to {host}:{port}");
         let mut failure = Error::Protocol(format!("{host}:{port} is no address"));
-        let addresses = (host.as_str(), *port)
-            .to_socket_addrs()
-            .map_err(Error::io(what()))?;
+        let addresses = (host.as_str(), *port).to_socket_addrs().map_err(Error::io(what()))?;
         for address in addresses {
             match TcpStream::connect_timeout(&address, limit) {
                 Ok(stream) => {
@@ -104,21 +94,14 @@ impl Address {
         body.push(0);
         let mut stream = BufReader::new(self.connect(limit)?);
         let length = (body.len() as u32 + 4).to_be_bytes();
-        stream
-            .get_mut()
-            .write_all(&[&length[..], &body].concat())
-            .map_err(Error::io(what))?;
+        stream.get_mut().write_all(&[&length[..], &body].concat()).map_err(Error::io(what))?;
 
         let mut version = None;
         loop {
             let mut head = [0; 5];
             stream.read_exact(&mut head).map_err(Error::io(what))?;
             let [tag, length @ ..] = head;
-            let body = read(
-                &mut stream,
-                u32::from_be_bytes(length).saturating_sub(4),
-                what,
-            )?;
+            let body = read(&mut stream, u32::from_be_bytes(length).saturating_sub(4), what)?;
             match tag {
                 b'R' if body != [0; 4] => {
                     return Err(Error::Protocol(
@@ -131,9 +114,8 @@ impl Address {
                     let mut words = body.split(|byte| *byte == 0).map(String::from_utf8_lossy);
                     if words.next().as_deref() == Some("server_version") {
                         // Debian's build adds its own version in brackets.
-                        version = words
-                            .next()
-                            .and_then(|said| said.split(' ').next().map(str::to_owned));
+                        version =
+                            words.next().and_then(|said| said.split(' ').next().map(str::to_owned));
                     }
                 }
                 b'E' => return Err(refusal("postgres", &postgres_message(&body))),
@@ -197,8 +179,7 @@ impl Redis {
     fn version(&mut self) -> Result<String, Error> {
         let info = self.call(&["INFO", "server"])?;
         let line = |name: &str| {
-            info.lines()
-                .find_map(|line| Some(line.strip_prefix(name)?.trim().to_owned()))
+            info.lines().find_map(|line| Some(line.strip_prefix(name)?.trim().to_owned()))
         };
         // Valkey says a version of Redis too, for old clients' sake.
         line("valkey_version:")
@@ -237,9 +218,7 @@ fn read(stream: &mut BufReader<TcpStream>, length: u32, what: &str) -> Result<Ve
     // Whoever listens there may be something else, and say gigabytes.
     const LIMIT: u32 = 1 << 24;
     if length > LIMIT {
-        return Err(Error::Protocol(format!(
-            "{what}: it speaks another protocol"
-        )));
+        return Err(Error::Protocol(format!("{what}: it speaks another protocol")));
     }
     let mut body = vec![0; length as usize];
     stream.read_exact(&mut body).map_err(Error::io(what))?;
@@ -254,7 +233,5 @@ fn refusal(server: &str, message: &str) -> Error {
 fn postgres_message(body: &[u8]) -> String {
     body.split(|byte| *byte == 0)
         .find_map(|field| field.strip_prefix(b"M"))
-        .map_or_else(String::new, |text| {
-            String::from_utf8_lossy(text).into_owned()
-        })
+        .map_or_else(String::new, |text| String::from_utf8_lossy(text).into_owned())
 }

@@ -11,16 +11,8 @@ use super::{
 };
 
 /// Nothing is written to disk unless further arguments say so.
-const SETTINGS: [&str; 8] = [
-    "--bind",
-    "127.0.0.1",
-    "--save",
-    "",
-    "--appendonly",
-    "no",
-    "--daemonize",
-    "no",
-];
+const SETTINGS: [&str; 8] =
+    ["--bind", "127.0.0.1", "--save", "", "--appendonly", "no", "--daemonize", "no"];
 
 const LIMIT: Duration = Duration::from_secs(10);
 
@@ -124,11 +116,7 @@ pub fn sentinel(kind: Kind) -> Result<Sentinel, Error> {
         command.extend([settings, "--sentinel".into()]);
         Ok(command)
     })?;
-    let found = Sentinel {
-        primary,
-        replica,
-        sentinel,
-    };
+    let found = Sentinel { primary, replica, sentinel };
     settle(kind, "find the replica", || found.knows_its_replica())?;
     Ok(found)
 }
@@ -144,10 +132,7 @@ impl Cluster {
     pub fn url(&self) -> String {
         let address = |node: &Server| format!("127.0.0.1:{}", node.port());
         let all: Vec<String> = self.nodes.iter().map(address).collect();
-        format!(
-            "redis-cluster://{}",
-            all.join("&node=").replacen('&', "?", 1)
-        )
+        format!("redis-cluster://{}", all.join("&node=").replacen('&', "?", 1))
     }
 }
 
@@ -234,10 +219,5 @@ fn settle(kind: Kind, what: &'static str, condition: impl FnMut() -> bool) -> Re
     if wait_until(SETTLE, condition) {
         return Ok(());
     }
-    Err(Error::Slow {
-        kind,
-        what,
-        limit: SETTLE,
-        log: String::new(),
-    })
+    Err(Error::Slow { kind, what, limit: SETTLE, log: String::new() })
 }

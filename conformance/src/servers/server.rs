@@ -41,9 +41,7 @@ impl Server {
     pub fn shared(kind: Kind) -> Result<Self, Error> {
         static SHARED: [Mutex<Option<Server>>; Kind::ALL.len()] =
             [const { Mutex::new(None) }; Kind::ALL.len()];
-        let mut shared = SHARED[kind as usize]
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner);
+        let mut shared = SHARED[kind as usize].lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(server) = &*shared {
             return Ok(server.clone());
         }
@@ -87,18 +85,12 @@ impl Server {
 
     pub(super) fn run(kind: Kind, recipe: &Recipe<'_>) -> Result<Self, Error> {
         let instance = Instance::start(kind, recipe)?;
-        Ok(Self {
-            kind,
-            origin: Arc::new(Origin::Ours(Mutex::new(instance))),
-        })
+        Ok(Self { kind, origin: Arc::new(Origin::Ours(Mutex::new(instance))) })
     }
 
     fn given(kind: Kind, url: String) -> Result<Self, Error> {
         let address = Address::of(kind, &url)?;
-        Ok(Self {
-            kind,
-            origin: Arc::new(Origin::Given { url, address }),
-        })
+        Ok(Self { kind, origin: Arc::new(Origin::Given { url, address }) })
     }
 
     /// What it is.
@@ -243,11 +235,9 @@ impl Server {
     fn ours(&self, action: &'static str) -> Result<MutexGuard<'_, Instance>, Error> {
         match &*self.origin {
             Origin::Ours(instance) => Ok(lock(instance)),
-            Origin::Given { url, .. } => Err(Error::NotOurs {
-                action,
-                kind: self.kind,
-                url: url.clone(),
-            }),
+            Origin::Given { url, .. } => {
+                Err(Error::NotOurs { action, kind: self.kind, url: url.clone() })
+            }
         }
     }
 }

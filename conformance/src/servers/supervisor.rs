@@ -60,9 +60,7 @@ impl Supervisor {
         fs::write(&path, script(command))
             .map_err(Error::io(format!("write {}", path.display())))?;
         let answer = self.order("start")?;
-        answer
-            .parse()
-            .map_err(|_| Error::Command(format!("the supervisor answered {answer:?}")))
+        answer.parse().map_err(|_| Error::Command(format!("the supervisor answered {answer:?}")))
     }
 
     /// Takes note of a server's end, so that its process id becomes free. To be

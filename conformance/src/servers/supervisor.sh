@@ -16,9 +16,12 @@ finish() {
         kill -KILL "$pid" $(grep -l "^PPid:[[:space:]]*$pid\$" /proc/[0-9]*/status | cut -d/ -f3)
         wait "$pid"
     fi
-    # A killed Postgres leaves a small piece of shared memory behind, for good.
+    # A killed Postgres leaves a small piece of shared memory behind, for good. Where
+    # root is not all-powerful, only its owner may remove it.
     if [ -r "$dir/data/postmaster.pid" ]; then
-        ipcrm -m "$(sed -n '7s/.* //p' "$dir/data/postmaster.pid")"
+        shared=$(sed -n '7s/.* //p' "$dir/data/postmaster.pid")
+        owner=$(stat -c %u "$dir/data/postmaster.pid")
+        ipcrm -m "$shared" || setpriv --reuid="$owner" --clear-groups ipcrm -m "$shared"
     fi
     # Once more if a child that was just ending wrote something meanwhile.
     rm -rf "$dir" || rm -rf "$dir"

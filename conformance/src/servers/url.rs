@@ -79,11 +79,7 @@ mod tests {
     #[test]
     fn urls_come_apart() {
         assert_eq!(
-            parse(
-                "mysql://test:t@st@127.0.0.1:3307/test?ssl=no",
-                Family::MySql
-            )
-            .unwrap(),
+            parse("mysql://test:t@st@127.0.0.1:3307/test?ssl=no", Family::MySql).unwrap(),
             parts(Some("test"), Some("t@st"), "127.0.0.1", 3307, Some("test"))
         );
         assert_eq!(
