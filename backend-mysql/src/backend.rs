@@ -82,9 +82,7 @@ impl MySqlBackend {
             drop(conn.disconnect().await); // it has done its work
             Ok(())
         };
-        checked
-            .await
-            .map_err(|error: Error| error.at(BACKEND, "check_schema"))
+        checked.await.map_err(|error: Error| error.at(BACKEND, "check_schema"))
     }
 
     /// The name of the user-level lock behind [`NamedLock::lock`], to look for it in
@@ -193,8 +191,6 @@ impl Backend for MySqlBackend {
         if tokio::time::timeout(CLOSING, pools).await.is_err() {
             tracing::debug!("connections are still in use after the handle was closed");
         }
-        locks
-            .and(leases)
-            .map_err(|error| error.at(BACKEND, "close"))
+        locks.and(leases).map_err(|error| error.at(BACKEND, "close"))
     }
 }

@@ -162,10 +162,7 @@ impl MySqlBuilder {
     /// Safe.
     pub async fn from_pool(self, pool: Pool) -> Result<MySqlBackend> {
         let conn = pool.get_conn().await;
-        let opts = conn
-            .map_err(|error| mapped(error).at(BACKEND, "connect"))?
-            .opts()
-            .clone();
+        let opts = conn.map_err(|error| mapped(error).at(BACKEND, "connect"))?.opts().clone();
         let built = self.build(opts, pool, false).await;
         built.map_err(|error| error.at(BACKEND, "connect"))
     }

@@ -59,10 +59,7 @@ impl Claims {
                 return Err(Error::new(ErrorKind::Unavailable, detail));
             }
         };
-        Ok(Guarded {
-            tx: Some(tx),
-            release: String::new(),
-        })
+        Ok(Guarded { tx: Some(tx), release: String::new() })
     }
 
     /// Takes the locks in order; none if the deadline passes.
@@ -118,10 +115,7 @@ impl Claims {
         let token = result.last_insert_id();
         result.drop_result().await.map_err(mapped)?;
         token.map(FencingToken).ok_or_else(|| {
-            Error::new(
-                ErrorKind::Backend,
-                "the server gave no number of the sequence",
-            )
+            Error::new(ErrorKind::Backend, "the server gave no number of the sequence")
         })
     }
 }
@@ -172,11 +166,7 @@ impl ClaimDriver for Claims {
 
 impl Claims {
     fn claim(&self, guarded: Guarded, token: FencingToken) -> Box<dyn ClaimTx> {
-        Box::new(OpenClaim {
-            store: self.store.clone(),
-            guarded,
-            token,
-        })
+        Box::new(OpenClaim { store: self.store.clone(), guarded, token })
     }
 }
 
@@ -202,12 +192,7 @@ impl Guarded {
             let _ = write!(text, ",IFNULL(GET_LOCK('{name}',0),'n')");
         }
         text.push_str(")r");
-        let digits: String = self
-            .tx()
-            .query_first(text)
-            .await
-            .map_err(mapped)?
-            .unwrap_or_default();
+        let digits: String = self.tx().query_first(text).await.map_err(mapped)?.unwrap_or_default();
         let got: Vec<bool> = digits.bytes().map(|digit| digit == b'1').collect();
         let kept = got.iter().take_while(|got| **got).count();
         for name in &names[..kept] {
@@ -215,9 +200,7 @@ impl Guarded {
         }
         let given_back: String = (kept..names.len())
             .filter(|i| got.get(*i) == Some(&true))
-            .fold(String::new(), |text, i| {
-                format!("{text},RELEASE_LOCK('{}')", names[i])
-            });
+            .fold(String::new(), |text, i| format!("{text},RELEASE_LOCK('{}')", names[i]));
         if !given_back.is_empty() {
             let text = format!("DO 0{given_back}");
             self.tx().query_drop(text).await.map_err(mapped)?;
@@ -305,9 +288,7 @@ impl OpenClaim {
             tx.query_drop("DO 0").await.map_err(mapped)?;
         }
         let open = tx.last_ok_packet().is_some_and(|answer| {
-            answer
-                .status_flags()
-                .contains(StatusFlags::SERVER_STATUS_IN_TRANS)
+            answer.status_flags().contains(StatusFlags::SERVER_STATUS_IN_TRANS)
         });
         if open {
             return Ok(());
@@ -335,18 +316,12 @@ impl ClaimTx for OpenClaim {
 
     async fn commit(mut self: Box<Self>) -> Result<()> {
         self.check_open().await?;
-        self.guarded
-            .end("COMMIT")
-            .await
-            .map_err(|error| match error.kind() {
-                // the server said no; otherwise its answer is lost
-                ErrorKind::Deadlock | ErrorKind::Backend | ErrorKind::Unsupported => error,
-                _ => Error::new(
-                    ErrorKind::CommitUnknown,
-                    "the answer to the commit was lost",
-                )
+        self.guarded.end("COMMIT").await.map_err(|error| match error.kind() {
+            // the server said no; otherwise its answer is lost
+            ErrorKind::Deadlock | ErrorKind::Backend | ErrorKind::Unsupported => error,
+            _ => Error::new(ErrorKind::CommitUnknown, "the answer to the commit was lost")
                 .with_source(error),
-            })
+        })
     }
 
     async fn rollback(self: Box<Self>) -> Result<()> {
@@ -361,8 +336,6 @@ pub(crate) fn no_answer() -> Error {
 impl fmt::Debug for OpenClaim {
     // the transaction would print the password
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("OpenClaim")
-            .field("token", &self.token)
-            .finish_non_exhaustive()
+        f.debug_struct("OpenClaim").field("token", &self.token).finish_non_exhaustive()
     }
 }

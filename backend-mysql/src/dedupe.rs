@@ -42,10 +42,8 @@ impl Dedupes {
         let mut values = Vec::with_capacity(items.len());
         for i in order {
             let (item, id) = (&items[i], hex(&ids[i]));
-            let (owner, done) = (
-                hex(&owner_bytes(item.owner)),
-                u8::from(item.in_progress.is_none()),
-            );
+            let (owner, done) =
+                (hex(&owner_bytes(item.owner)), u8::from(item.in_progress.is_none()));
             let keep = micros(item.in_progress.unwrap_or(item.retain));
             values.push(format!(
                 "({id}, {owner}, (SELECT floor + 1 FROM {meta} WHERE id = 1 LOCK IN SHARE MODE), \
@@ -145,20 +143,13 @@ fn answered(answer: Option<u64>) -> Result<AdmitAnswer> {
     match answer {
         Some(answer) if answer % 2 == 1 => Ok(AdmitAnswer::First(FencingToken(answer / 2))),
         Some(answer) => Ok(seen(answer / 2 % 2 == 1, answer / 4)),
-        None => Err(Error::new(
-            ErrorKind::Schema,
-            "the row of the floor is missing: run migrate",
-        )),
+        None => Err(Error::new(ErrorKind::Schema, "the row of the floor is missing: run migrate")),
     }
 }
 
 fn seen(done: bool, since: u64) -> AdmitAnswer {
     let time = SystemTime::UNIX_EPOCH + Duration::from_micros(since);
-    if done {
-        AdmitAnswer::Done { at: time }
-    } else {
-        AdmitAnswer::InProgress { since: time }
-    }
+    if done { AdmitAnswer::Done { at: time } } else { AdmitAnswer::InProgress { since: time } }
 }
 
 /// Inside of the caller's transaction. A duplicate is no error there.
@@ -170,9 +161,7 @@ pub(crate) async fn first_seen(
 ) -> Result<bool> {
     let id = store.row(Kind::Dedupe, key);
     let params = admit_params(&id, Owner::fresh(), true, retain);
-    tx.exec_drop(admit_one(store), params)
-        .await
-        .map_err(mapped)?;
+    tx.exec_drop(admit_one(store), params).await.map_err(mapped)?;
     let answer = answered(tx.last_insert_id())?;
     Ok(matches!(answer, AdmitAnswer::First(_)))
 }
@@ -206,11 +195,8 @@ impl DedupeDriver for Dedupes {
             return Ok(true);
         }
         // a row that did not change is not counted
-        let still = format!(
-            "SELECT 1 FROM {table} WHERE id = {} AND owner = {}",
-            hex(&id),
-            hex(&owner)
-        );
+        let still =
+            format!("SELECT 1 FROM {table} WHERE id = {} AND owner = {}", hex(&id), hex(&owner));
         Ok(!self.store.rows::<u8>(&still).await?.is_empty())
     }
 

@@ -34,10 +34,7 @@ pub(crate) fn server_code(error: &DbError) -> Option<u16> {
 
 /// Whether the statement may simply be sent again: the server has rolled it back.
 pub(crate) fn is_transient(error: &DbError) -> bool {
-    matches!(
-        server_code(error),
-        Some(code::DEADLOCK | code::LOCK_WAIT_TIMEOUT)
-    )
+    matches!(server_code(error), Some(code::DEADLOCK | code::LOCK_WAIT_TIMEOUT))
 }
 
 /// Whether the statement was cut short; what it did is not known.
@@ -64,27 +61,22 @@ fn describe(error: &DbError) -> (ErrorKind, &'static str) {
             (ErrorKind::Unavailable, "the pool is closed")
         }
         DbError::Driver(_) | DbError::Other(_) => (ErrorKind::Backend, "the driver failed"),
-        DbError::Url(_) => (
-            ErrorKind::InvalidOptions,
-            "the url is not one of a mysql server",
-        ),
+        DbError::Url(_) => (ErrorKind::InvalidOptions, "the url is not one of a mysql server"),
         DbError::Server(error) => describe_code(error.code, &error.message),
     }
 }
 
 fn describe_code(number: u16, message: &str) -> (ErrorKind, &'static str) {
     match number {
-        code::DEADLOCK | code::USER_LOCK_DEADLOCK => (
-            ErrorKind::Deadlock,
-            "the server chose this call to break a deadlock",
-        ),
+        code::DEADLOCK | code::USER_LOCK_DEADLOCK => {
+            (ErrorKind::Deadlock, "the server chose this call to break a deadlock")
+        }
         code::LOCK_WAIT_TIMEOUT | code::LOCK_NOWAIT => {
             (ErrorKind::Unavailable, "a row stayed locked by others")
         }
-        code::NO_SUCH_TABLE | code::NO_SUCH_COLUMN => (
-            ErrorKind::Schema,
-            "the tables are missing or of another version: run migrate",
-        ),
+        code::NO_SUCH_TABLE | code::NO_SUCH_COLUMN => {
+            (ErrorKind::Schema, "the tables are missing or of another version: run migrate")
+        }
         // too many connections, of the server or the user; out of memory or lock memory
         1040 | 1203 | 1226 | 1037 | 1041 | 1206 => {
             (ErrorKind::Exhausted, "the server is at its limit")
@@ -105,10 +97,9 @@ fn describe_code(number: u16, message: &str) -> (ErrorKind, &'static str) {
         | 4031 => (ErrorKind::Unavailable, "the server ended the call"),
         // read-only, super-read-only, a read-only transaction: a replica, or a primary that was
         // demoted; another try may reach the new one
-        1290 | 1792 | 1836 => (
-            ErrorKind::Unavailable,
-            "the server is read-only: it is not the primary",
-        ),
+        1290 | 1792 | 1836 => {
+            (ErrorKind::Unavailable, "the server is read-only: it is not the primary")
+        }
         1047 => (ErrorKind::Unavailable, "the cluster node is not ready"),
         1235 => (ErrorKind::Unsupported, UNSUPPORTED),
         1105 if message.contains("strict_mode") || message.contains("GET_LOCK") => {
@@ -126,11 +117,8 @@ mod tests {
     use mysql_async::ServerError;
 
     fn kind(number: u16, message: &str) -> ErrorKind {
-        let error = ServerError {
-            code: number,
-            message: message.to_owned(),
-            state: "HY000".to_owned(),
-        };
+        let error =
+            ServerError { code: number, message: message.to_owned(), state: "HY000".to_owned() };
         mapped(DbError::Server(error)).kind()
     }
 

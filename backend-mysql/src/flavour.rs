@@ -55,35 +55,18 @@ impl Facts {
 
     fn new(variables: HashMap<String, String>) -> Self {
         let banner = variables.get("version").cloned().unwrap_or_default();
-        let flavour = if banner.contains("MariaDB") {
-            Flavour::MariaDb
-        } else {
-            Flavour::MySql
-        };
-        Self {
-            info: ServerInfo {
-                flavour,
-                version: version_in(&banner),
-                banner,
-            },
-            variables,
-        }
+        let flavour = if banner.contains("MariaDB") { Flavour::MariaDb } else { Flavour::MySql };
+        Self { info: ServerInfo { flavour, version: version_in(&banner), banner }, variables }
     }
 
     fn is_on(&self, variable: &str) -> bool {
-        self.variables
-            .get(variable)
-            .is_some_and(|value| matches!(value.as_str(), "ON" | "1"))
+        self.variables.get(variable).is_some_and(|value| matches!(value.as_str(), "ON" | "1"))
     }
 
     /// Refuses what cannot work, with what to do about it.
     pub(crate) fn check(&self, user_locks: bool) -> Result<()> {
         let unsupported = |detail: String| Err(Error::new(ErrorKind::Unsupported, detail));
-        let ServerInfo {
-            flavour,
-            version,
-            banner,
-        } = &self.info;
+        let ServerInfo { flavour, version, banner } = &self.info;
         let (name, oldest) = match flavour {
             Flavour::MySql => ("mysql", (8, 0, 0)),
             // from here on there is SKIP LOCKED, and AUTO_INCREMENT survives a restart
@@ -133,18 +116,15 @@ impl Facts {
     }
 
     fn is_in_group(&self) -> bool {
-        self.variables
-            .get("group_replication_group_name")
-            .is_some_and(|name| !name.is_empty())
+        self.variables.get("group_replication_group_name").is_some_and(|name| !name.is_empty())
     }
 }
 
 fn version_in(banner: &str) -> (u16, u16, u16) {
     // an old replication hack: 5.5.5-10.11.2-MariaDB
     let banner = banner.strip_prefix("5.5.5-").unwrap_or(banner);
-    let mut parts = banner
-        .split(|c: char| !c.is_ascii_digit())
-        .map(|part| part.parse().unwrap_or(0));
+    let mut parts =
+        banner.split(|c: char| !c.is_ascii_digit()).map(|part| part.parse().unwrap_or(0));
     let mut part = || parts.next().unwrap_or(0);
     (part(), part(), part())
 }
@@ -180,11 +160,7 @@ mod tests {
         let group = ("group_replication_group_name", "0c1d");
         for variables in [
             vec![maria, ("wsrep_on", "ON")],
-            vec![
-                mysql,
-                group,
-                ("group_replication_single_primary_mode", "OFF"),
-            ],
+            vec![mysql, group, ("group_replication_single_primary_mode", "OFF")],
             vec![("version", "8.0.30-Vitess")],
             vec![mysql, ("version_comment", "(ProxySQL)")],
             vec![("version", "8.0.11-TiDB-v7.5.0")],
@@ -200,15 +176,8 @@ mod tests {
             assert_eq!(error.kind(), ErrorKind::Unsupported, "{banner}");
         }
         let replica = facts(&[mysql, ("read_only", "ON")]);
-        assert_eq!(
-            replica.check(true).unwrap_err().kind(),
-            ErrorKind::Unavailable
-        );
-        let single = [
-            mysql,
-            group,
-            ("group_replication_single_primary_mode", "ON"),
-        ];
+        assert_eq!(replica.check(true).unwrap_err().kind(), ErrorKind::Unavailable);
+        let single = [mysql, group, ("group_replication_single_primary_mode", "ON")];
         assert!(facts(&single).check(true).is_ok());
         assert!(facts(&[maria, ("wsrep_on", "OFF")]).check(true).is_ok());
     }

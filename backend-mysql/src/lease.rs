@@ -47,13 +47,7 @@ impl Leases {
              ttl = IF({lease}.owner = ?, ?, {lease}.ttl), \
              expires = IF({lease}.owner = ?, {NOW} + ?, {lease}.expires)"
         );
-        Self {
-            lookout: Arc::new(Lookout::new(store.clone())),
-            store,
-            kind,
-            limits,
-            acquire,
-        }
+        Self { lookout: Arc::new(Lookout::new(store.clone())), store, kind, limits, acquire }
     }
 
     fn row(&self, key: &Key) -> [u8; 32] {
@@ -118,10 +112,9 @@ impl LeaseDriver for Leases {
                 let expires_in = Duration::from_micros(answer / 2);
                 Ok(LeaseTry::Busy { expires_in })
             }
-            None => Err(Error::new(
-                ErrorKind::Schema,
-                "the row of the floor is missing: run migrate",
-            )),
+            None => {
+                Err(Error::new(ErrorKind::Schema, "the row of the floor is missing: run migrate"))
+            }
         }
     }
 
@@ -131,10 +124,7 @@ impl LeaseDriver for Leases {
         }
         let lease = &self.store.tables.lease;
         let ids: Vec<String> = renewals.iter().map(|r| hex(&self.row(&r.key))).collect();
-        let owners: Vec<String> = renewals
-            .iter()
-            .map(|r| hex(&owner_bytes(r.owner)))
-            .collect();
+        let owners: Vec<String> = renewals.iter().map(|r| hex(&owner_bytes(r.owner))).collect();
         let (ids, owners) = (ids.join(","), owners.join(","));
         // an owner is of one acquisition, so no pair of another id and owner can match
         let mine = format!("id IN ({ids}) AND owner IN ({owners}) AND expires > {NOW}");
@@ -176,10 +166,7 @@ impl LeaseDriver for Leases {
                     Some(_) => LossReason::Expired,
                     None => LossReason::Taken,
                 };
-                Err(Error::new(
-                    ErrorKind::Lost,
-                    format!("cannot verify: {}", reason.as_str()),
-                ))
+                Err(Error::new(ErrorKind::Lost, format!("cannot verify: {}", reason.as_str())))
             }
         }
     }

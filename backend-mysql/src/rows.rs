@@ -24,10 +24,7 @@ pub(crate) async fn create(
         return Ok(());
     }
     let table = &store.tables.claim;
-    let found = format!(
-        "SELECT LOWER(HEX(id)) FROM {table} WHERE id IN ({})",
-        ids.join(",")
-    );
+    let found = format!("SELECT LOWER(HEX(id)) FROM {table} WHERE id IN ({})", ids.join(","));
     let found: Vec<String> = tx.query(found).await.map_err(mapped)?;
     let missing: Vec<String> = ids
         .iter()
@@ -119,10 +116,7 @@ async fn locked(tx: &mut Transaction<'static>, text: String) -> mysql_async::Res
 pub(crate) async fn token(store: &Store, tx: &mut Transaction<'static>) -> Result<FencingToken> {
     let text = format!("INSERT INTO {} VALUES ()", store.tables.token);
     tx.query_drop(text).await.map_err(mapped)?;
-    tx.last_insert_id().map(FencingToken).ok_or_else(|| {
-        Error::new(
-            ErrorKind::Backend,
-            "the server gave no number of the sequence",
-        )
-    })
+    tx.last_insert_id()
+        .map(FencingToken)
+        .ok_or_else(|| Error::new(ErrorKind::Backend, "the server gave no number of the sequence"))
 }

@@ -27,11 +27,7 @@ pub(crate) async fn migrate(store: &Store) -> Result<()> {
         .collect::<Vec<_>>()
         .join("\n")
         .replace("`leasehold_", &format!("`{}", store.tables.prefix));
-    for statement in text
-        .split(';')
-        .map(str::trim)
-        .filter(|text| !text.is_empty())
-    {
+    for statement in text.split(';').map(str::trim).filter(|text| !text.is_empty()) {
         retried!(conn.query_drop(statement)).map_err(mapped)?;
     }
     check(&mut conn, &store.tables).await?;
@@ -47,10 +43,7 @@ pub(crate) async fn check(conn: &mut Conn, tables: &Tables) -> Result<()> {
     match version(conn, tables).await? {
         Some(VERSION) => Ok(()),
         Some(other) => Err(another(other)),
-        None => Err(Error::new(
-            ErrorKind::Schema,
-            "the tables are missing: run migrate",
-        )),
+        None => Err(Error::new(ErrorKind::Schema, "the tables are missing: run migrate")),
     }
 }
 
@@ -121,10 +114,8 @@ async fn purge_claims(store: &Store) -> Result<()> {
     );
     let mut conn = store.own.get_conn().await.map_err(mapped)?;
     loop {
-        let mut tx = conn
-            .start_transaction(mysql_async::TxOpts::default())
-            .await
-            .map_err(mapped)?;
+        let mut tx =
+            conn.start_transaction(mysql_async::TxOpts::default()).await.map_err(mapped)?;
         let ids: Vec<String> = tx.query(&find).await.map_err(mapped)?;
         if !ids.is_empty() {
             let list: Vec<String> = ids.iter().map(|id| format!("x'{id}'")).collect();

@@ -53,14 +53,12 @@ impl SessionDriver for Sessions {
     async fn open(&self) -> Result<LockSession> {
         let idle = self.idle_limit();
         let opts = OptsBuilder::from_opts(self.store.opts.clone())
-            .tcp_keepalive(Some(self.limits.keepalive))
+            // the system counts whole seconds
+            .tcp_keepalive(Some(self.limits.keepalive.max(Duration::from_secs(1))))
             .client_found_rows(false);
         let mut conn = Conn::new(opts).await.map_err(mapped)?;
-        let statement_limit = if self.store.is_maria() {
-            "max_statement_time"
-        } else {
-            "max_execution_time"
-        };
+        let statement_limit =
+            if self.store.is_maria() { "max_statement_time" } else { "max_execution_time" };
         // the table is read so that missing ones are told now, not at the first token
         let setup = format!(
             "SET SESSION wait_timeout = {idle}, interactive_timeout = {idle}, autocommit = 1, \
@@ -238,10 +236,7 @@ impl LockSession {
     }
 
     fn watch_if_granted(&mut self, tries: &[Try]) {
-        if tries
-            .iter()
-            .any(|outcome| matches!(outcome, Try::Granted(_)))
-        {
+        if tries.iter().any(|outcome| matches!(outcome, Try::Granted(_))) {
             self.watch();
         }
     }
@@ -270,10 +265,7 @@ fn statement(release: &[String], tries: &[String]) -> String {
 /// The names whose index passes.
 fn left(names: &[String], passes: impl Fn(usize) -> bool) -> Vec<String> {
     let names = names.iter().enumerate();
-    names
-        .filter(|(i, _)| passes(*i))
-        .map(|(_, name)| name.clone())
-        .collect()
+    names.filter(|(i, _)| passes(*i)).map(|(_, name)| name.clone()).collect()
 }
 
 /// Rounded up.
@@ -300,10 +292,7 @@ pub(crate) fn wait_statement(maria: bool, name: &str, wait: Duration) -> String 
 }
 
 fn odd_answer() -> Error {
-    Error::new(
-        ErrorKind::Backend,
-        "the server's answer is not one to the question",
-    )
+    Error::new(ErrorKind::Backend, "the server's answer is not one to the question")
 }
 
 #[async_trait]
@@ -398,21 +387,9 @@ mod tests {
     fn waits_are_what_the_servers_understand() {
         let millis = Duration::from_millis;
         for (wait, mysql, maria) in [
-            (
-                Duration::from_nanos(1),
-                "MAX_EXECUTION_TIME(1) */ GET_LOCK('x',1)",
-                "'x',0.001)",
-            ),
-            (
-                millis(300),
-                "MAX_EXECUTION_TIME(300) */ GET_LOCK('x',1)",
-                "'x',0.300)",
-            ),
-            (
-                millis(1500),
-                "MAX_EXECUTION_TIME(1500) */ GET_LOCK('x',2)",
-                "'x',1.500)",
-            ),
+            (Duration::from_nanos(1), "MAX_EXECUTION_TIME(1) */ GET_LOCK('x',1)", "'x',0.001)"),
+            (millis(300), "MAX_EXECUTION_TIME(300) */ GET_LOCK('x',1)", "'x',0.300)"),
+            (millis(1500), "MAX_EXECUTION_TIME(1500) */ GET_LOCK('x',2)", "'x',1.500)"),
             (
                 Duration::from_secs(10),
                 "MAX_EXECUTION_TIME(10000) */ GET_LOCK('x',10)",
@@ -424,10 +401,7 @@ mod tests {
                 "'x',31536000.000)",
             ),
         ] {
-            assert!(
-                wait_statement(false, "x", wait).ends_with(mysql),
-                "{wait:?}"
-            );
+            assert!(wait_statement(false, "x", wait).ends_with(mysql), "{wait:?}");
             assert!(wait_statement(true, "x", wait).ends_with(maria), "{wait:?}");
         }
     }

@@ -162,10 +162,7 @@ pub(crate) struct Done {
 
 impl Done {
     fn of(conn: &Conn) -> Self {
-        Self {
-            changed: conn.affected_rows(),
-            last_id: conn.last_insert_id(),
-        }
+        Self { changed: conn.affected_rows(), last_id: conn.last_insert_id() }
     }
 }
 
@@ -192,9 +189,5 @@ pub(crate) fn own_pool(opts: &Opts, connections: usize) -> Pool {
             .to_owned(),
     ];
     setup.extend_from_slice(opts.setup());
-    Pool::new(
-        OptsBuilder::from_opts(opts.clone())
-            .pool_opts(pool_opts)
-            .setup(setup),
-    )
+    Pool::new(OptsBuilder::from_opts(opts.clone()).pool_opts(pool_opts).setup(setup))
 }

@@ -41,11 +41,7 @@ struct Watched {
 
 impl Lookout {
     pub(crate) fn new(store: Arc<Store>) -> Self {
-        Self {
-            store,
-            watched: Mutex::default(),
-            added: Notify::new(),
-        }
+        Self { store, watched: Mutex::default(), added: Notify::new() }
     }
 
     fn lock(&self) -> MutexGuard<'_, HashMap<RowId, Watched>> {
@@ -62,11 +58,7 @@ impl Lookout {
     }
 
     pub(crate) fn listen(self: Arc<Self>) -> Looks {
-        Looks {
-            lookout: self,
-            pause: FIRST_PAUSE,
-            found: VecDeque::new(),
-        }
+        Looks { lookout: self, pause: FIRST_PAUSE, found: VecDeque::new() }
     }
 
     /// The watched leases that are free now.
@@ -124,9 +116,7 @@ impl WakeSource for Looks {
             }
             self.found.extend(self.lookout.look().await?);
             self.pause = if self.found.is_empty() {
-                self.pause
-                    .mul_f64(rand::random_range(1.2..1.5))
-                    .min(LONGEST_PAUSE)
+                self.pause.mul_f64(rand::random_range(1.2..1.5)).min(LONGEST_PAUSE)
             } else {
                 FIRST_PAUSE
             };

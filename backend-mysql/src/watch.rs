@@ -39,10 +39,7 @@ impl Watch {
             // the receiver would take the end of the task for news
             std::future::pending::<()>().await;
         });
-        Self {
-            ended,
-            task: task.abort_handle(),
-        }
+        Self { ended, task: task.abort_handle() }
     }
 
     /// Ends when the session has ended. Cancel safe.
