@@ -10,7 +10,7 @@ use leasehold_core::{Error, ErrorKind, FencingToken, Key, Result};
 use mysql_async::prelude::Queryable;
 use mysql_async::{Params, Transaction, Value};
 
-use crate::error::{BACKEND, mapped};
+use crate::error::{BACKEND, code, is_transient, mapped, server_code};
 use crate::lease::{IntoValue, micros, owner_bytes};
 use crate::names::{Kind, hex};
 use crate::store::{NOW, Store};
@@ -152,18 +152,59 @@ fn seen(done: bool, since: u64) -> AdmitAnswer {
     if done { AdmitAnswer::Done { at: time } } else { AdmitAnswer::InProgress { since: time } }
 }
 
-/// Inside of the caller's transaction. A duplicate is no error there.
+/// Inside of the caller's transaction, which a duplicate does not end.
+///
+/// A key that is known is only read, so that its owner can complete it meanwhile. Inserts of one
+/// key by several transactions deadlock when the first is rolled back, which would end the caller's
+/// transaction: so an empty row is committed before, and the transaction only updates it.
 pub(crate) async fn first_seen(
     store: &Store,
     tx: &mut Transaction<'static>,
     key: &Key,
     retain: Duration,
 ) -> Result<bool> {
-    let id = store.row(Kind::Dedupe, key);
-    let params = admit_params(&id, Owner::fresh(), true, retain);
-    tx.exec_drop(admit_one(store), params).await.map_err(mapped)?;
-    let answer = answered(tx.last_insert_id())?;
-    Ok(matches!(answer, AdmitAnswer::First(_)))
+    let (table, id) = (&store.tables.dedupe, store.row(Kind::Dedupe, key));
+    let read = format!("SELECT expires > {NOW} FROM {table} WHERE id = ?");
+    let take = format!(
+        "UPDATE {table} SET token = token + 1, owner = ?, done = 1, since = {NOW}, \
+         expires = {NOW} + ? WHERE id = ? AND expires <= {NOW}"
+    );
+    let owner = owner_bytes(Owner::fresh());
+    loop {
+        let params = (id.as_slice(),);
+        match tx.exec_first(&*read, params).await.map_err(mapped)? {
+            Some(true) => return Ok(false),
+            Some(false) => {}
+            None => make_room(store, &id).await?,
+        }
+        // it waits for another transaction that is at the same key
+        let params = (owner.as_slice(), micros(retain), id.as_slice());
+        tx.exec_drop(&*take, params).await.map_err(mapped)?;
+        if tx.affected_rows() > 0 {
+            return Ok(true);
+        }
+        // that one has committed, or a purge took the row: look again
+    }
+}
+
+/// Commits a row that says nothing yet.
+async fn make_room(store: &Store, id: &[u8; 32]) -> Result<()> {
+    let (table, meta) = (&store.tables.dedupe, &store.tables.meta);
+    let insert = format!(
+        "INSERT IGNORE INTO {table} (id, owner, token, done, since, expires) \
+         SELECT {}, '', floor, 0, 0, 0 FROM {meta} WHERE id = 1 LOCK IN SHARE MODE",
+        hex(id)
+    );
+    let mut conn = store.own.get_conn().await.map_err(mapped)?;
+    loop {
+        match conn.query_drop(&insert).await {
+            Ok(()) => return Ok(()),
+            // somebody else's row is there, and is being taken
+            Err(error) if server_code(&error) == Some(code::LOCK_WAIT_TIMEOUT) => return Ok(()),
+            Err(error) if is_transient(&error) => {}
+            Err(error) => return Err(mapped(error)),
+        }
+    }
 }
 
 #[async_trait]

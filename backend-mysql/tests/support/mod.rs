@@ -168,7 +168,13 @@ impl MySqlHarness {
         let opts = Opts::from_url(&self.url).map_err(failed)?;
         let server: SocketAddr =
             format!("{}:{}", opts.ip_or_hostname(), opts.tcp_port()).parse().map_err(failed)?;
-        let proxy = Proxy::start(server).await.map_err(failed)?;
+        let proxy = Arc::new(Proxy::start(server).await.map_err(failed)?);
+        // what a dropped handle does in the background still needs the way
+        let kept = proxy.clone();
+        tokio::spawn(async move {
+            std::future::pending::<()>().await;
+            drop(kept);
+        });
         let name = format!("{:032x}", rand::random::<u128>());
         let constraints = mysql_async::PoolConstraints::new(0, connections);
         let pool = mysql_async::PoolOpts::default()
@@ -333,7 +339,7 @@ async fn write(tx: &mut Transaction<'static>, name: &str, value: i64) -> Result<
 /// The faults of one handle.
 #[derive(Debug)]
 pub(crate) struct MySqlLink {
-    pub(crate) proxy: Proxy,
+    pub(crate) proxy: Arc<Proxy>,
     harness: MySqlHarness,
     /// By which its connections are known.
     pub(crate) name: String,
