@@ -8,10 +8,10 @@ use std::time::Duration;
 use async_trait::async_trait;
 use leasehold_core::backend::{LeaseDriver, LeaseLimits, LeaseTry, Owner, Renewal, WakeSource};
 use leasehold_core::{Error, ErrorKind, FencingToken, Key, LossReason, Result};
-use mysql_async::Transaction;
 use mysql_async::prelude::Queryable;
+use mysql_async::{Transaction, TxOpts};
 
-use crate::error::{BACKEND, code, mapped, server_code};
+use crate::error::{BACKEND, code, is_transient, mapped, server_code};
 use crate::names::{Kind, hex};
 use crate::store::{NOW, Store, Tables};
 use crate::wake::Lookout;
@@ -53,7 +53,68 @@ impl Leases {
     fn row(&self, key: &Key) -> [u8; 32] {
         self.store.row(self.kind, key)
     }
+
+    /// The condition of being held. An owner is of one acquisition, so no pair of an id and
+    /// another one's owner can match.
+    fn mine(&self, renewals: &[Renewal]) -> String {
+        let ids: Vec<String> = renewals.iter().map(|r| hex(&self.row(&r.key))).collect();
+        let owners: Vec<String> = renewals.iter().map(|r| hex(&owner_bytes(r.owner))).collect();
+        let (ids, owners) = (ids.join(","), owners.join(","));
+        format!("id IN ({ids}) AND owner IN ({owners}) AND expires > {NOW}")
+    }
+
+    /// Renews in one statement that does not wait for a row: a renewal must not be late because of
+    /// another one. Says how many.
+    async fn renew_all(&self, mine: &str) -> Result<u64> {
+        let lease = &self.store.tables.lease;
+        let renew = if self.store.is_maria() {
+            // there SKIP LOCKED is not heeded within an update; no wait at all fails it instead
+            format!(
+                "SET STATEMENT innodb_lock_wait_timeout = 0 FOR \
+                 UPDATE {lease} SET expires = {NOW} + ttl WHERE {mine}"
+            )
+        } else {
+            // the limit keeps the inner query from being merged into the outer one
+            format!(
+                "UPDATE {lease} JOIN (SELECT id FROM {lease} WHERE {mine} LIMIT 1000000 \
+                 FOR UPDATE SKIP LOCKED) free USING (id) SET expires = {NOW} + ttl"
+            )
+        };
+        let mut conn = self.store.own.get_conn().await.map_err(mapped)?;
+        match conn.query_drop(renew).await {
+            Ok(()) => Ok(conn.affected_rows()),
+            Err(error) if is_transient(&error) => Ok(0),
+            Err(error) => Err(mapped(error)),
+        }
+    }
+
+    /// Renews those whose rows nobody keeps. Gives their owners, and those of all that are held.
+    async fn renew_free(&self, mine: &str) -> Result<(Owners, Owners)> {
+        let lease = &self.store.tables.lease;
+        let mut conn = self.store.own.get_conn().await.map_err(mapped)?;
+        let opts = TxOpts::default();
+        let mut tx = conn.start_transaction(opts).await.map_err(mapped)?;
+        let free = format!("SELECT owner FROM {lease} WHERE {mine} FOR UPDATE SKIP LOCKED");
+        let free: Vec<Vec<u8>> = tx.query(free).await.map_err(mapped)?;
+        if !free.is_empty() {
+            let list: Vec<String> = free.iter().map(|owner| hex(owner)).collect();
+            let renew = format!(
+                "UPDATE {lease} SET expires = {NOW} + ttl WHERE {mine} AND owner IN ({})",
+                list.join(",")
+            );
+            // one that expires in between is not renewed, and is not in the list that is read next
+            tx.query_drop(renew).await.map_err(mapped)?;
+        }
+        let held = format!("SELECT owner FROM {lease} WHERE {mine}");
+        let held: Vec<Vec<u8>> = tx.query(held).await.map_err(mapped)?;
+        tx.commit().await.map_err(mapped)?;
+        let held: Owners = held.into_iter().collect();
+        let renewed = free.into_iter().filter(|owner| held.contains(owner)).collect();
+        Ok((renewed, held))
+    }
 }
+
+type Owners = HashSet<Vec<u8>>;
 
 /// For a column of 16 bytes.
 pub(crate) fn owner_bytes(owner: Owner) -> [u8; 16] {
@@ -119,25 +180,31 @@ impl LeaseDriver for Leases {
     }
 
     async fn renew(&self, renewals: &[Renewal]) -> Result<Vec<bool>> {
+        self.renew_each(renewals).await?.into_iter().collect()
+    }
+
+    async fn renew_each(&self, renewals: &[Renewal]) -> Result<Vec<Result<bool>>> {
         if renewals.is_empty() {
             return Ok(Vec::new());
         }
-        let lease = &self.store.tables.lease;
-        let ids: Vec<String> = renewals.iter().map(|r| hex(&self.row(&r.key))).collect();
-        let owners: Vec<String> = renewals.iter().map(|r| hex(&owner_bytes(r.owner))).collect();
-        let (ids, owners) = (ids.join(","), owners.join(","));
-        // an owner is of one acquisition, so no pair of another id and owner can match
-        let mine = format!("id IN ({ids}) AND owner IN ({owners}) AND expires > {NOW}");
-        let renew = format!("UPDATE {lease} SET expires = {NOW} + ttl WHERE {mine}");
-        if self.store.text(&renew).await?.changed == renewals.len() as u64 {
-            return Ok(vec![true; renewals.len()]);
+        let mine = self.mine(renewals);
+        if self.renew_all(&mine).await? == renewals.len() as u64 {
+            return Ok(renewals.iter().map(|_| Ok(true)).collect());
         }
-        // some are not ours any more; a row that did not change is not counted, though it is
-        let still = format!("SELECT owner FROM {lease} WHERE {mine}");
-        let still: Vec<Vec<u8>> = self.store.rows(&still).await?;
-        let still: HashSet<Vec<u8>> = still.into_iter().collect();
-        let ours = |renewal: &Renewal| still.contains(owner_bytes(renewal.owner).as_slice());
-        Ok(renewals.iter().map(ours).collect())
+        // some are not ours any more, or kept by somebody's `verify`
+        let (renewed, ours) = self.renew_free(&mine).await?;
+        let outcome = |renewal: &Renewal| {
+            let owner = owner_bytes(renewal.owner);
+            if renewed.contains(owner.as_slice()) {
+                Ok(true)
+            } else if ours.contains(owner.as_slice()) {
+                let detail = "a transaction that verified the lease is still open";
+                Err(Error::new(ErrorKind::Unavailable, detail))
+            } else {
+                Ok(false)
+            }
+        };
+        Ok(renewals.iter().map(outcome).collect())
     }
 
     async fn release(&self, key: &Key, owner: Owner) -> Result<bool> {
