@@ -137,10 +137,7 @@ async fn lock_token(ctx: Ctx) -> Verdict {
         || async { Ok(guard.token()) },
         || async {
             ensure!(guard.is_held(), "expected the lock to stay held");
-            ensure!(
-                b.try_lock("y").await?.is_none(),
-                "expected the lock to exclude"
-            );
+            ensure!(b.try_lock("y").await?.is_none(), "expected the lock to exclude");
             Ok(())
         },
     )
@@ -178,10 +175,7 @@ async fn lease_renew(ctx: Ctx) -> Verdict {
         || async { Ok(guard.renew()) },
         || async {
             ensure!(guard.is_held(), "expected the lease to stay held");
-            ensure!(
-                b.try_lease("x").await?.is_none(),
-                "expected the lease to exclude"
-            );
+            ensure!(b.try_lease("x").await?.is_none(), "expected the lease to exclude");
             Ok(())
         },
     )
@@ -272,10 +266,7 @@ async fn claim_commit(ctx: Ctx) -> Verdict {
             let round = round.load(Ordering::SeqCst);
             let expected = if round == 1 { 0 } else { round };
             let value = ctx.committed("n").await?;
-            ensure!(
-                value == expected,
-                "expected {expected} to be committed, read {value}"
-            );
+            ensure!(value == expected, "expected {expected} to be committed, read {value}");
             eventually("the hook of a commit to run", || async {
                 Ok(hooks.load(Ordering::SeqCst) == expected)
             })
@@ -341,10 +332,7 @@ async fn admit(ctx: Ctx) -> Verdict {
 
 async fn admit_many(ctx: Ctx) -> Verdict {
     let (a, b) = ctx.two().await?;
-    let events: Vec<Key> = ["one", "two", "one", "three"]
-        .into_iter()
-        .map(key)
-        .collect();
+    let events: Vec<Key> = ["one", "two", "one", "three"].into_iter().map(key).collect();
     cancel_at_every_poll(
         || async { Ok(a.backend.admit_many(&events, DedupeOptions::default())) },
         || async {
@@ -366,10 +354,7 @@ async fn admit_in_one_step(ctx: Ctx) -> Verdict {
         || async {
             let next = b.admission("event").await?;
             let between = matches!(next, Admission::InProgress { .. });
-            ensure!(
-                !between,
-                "expected first or done, never in progress: {next:?}"
-            );
+            ensure!(!between, "expected first or done, never in progress: {next:?}");
             drop(next);
             is_first_soon(&b, "event").await
         },
@@ -383,9 +368,7 @@ async fn complete(ctx: Ctx) -> Verdict {
     cancel_at_every_poll(
         || async {
             let name = format!("event-{}", round.fetch_add(1, Ordering::SeqCst));
-            Ok(a.admitted(&name, DedupeOptions::default())
-                .await?
-                .complete())
+            Ok(a.admitted(&name, DedupeOptions::default()).await?.complete())
         },
         || async {
             let last = round.load(Ordering::SeqCst) - 1;
@@ -405,11 +388,7 @@ async fn complete(ctx: Ctx) -> Verdict {
 async fn abandon(ctx: Ctx) -> Verdict {
     let (a, b) = ctx.two().await?;
     cancel_at_every_poll(
-        || async {
-            Ok(a.admitted("event", DedupeOptions::default())
-                .await?
-                .abandon())
-        },
+        || async { Ok(a.admitted("event", DedupeOptions::default()).await?.abandon()) },
         || is_first_soon(&b, "event"),
     )
     .await
@@ -428,11 +407,8 @@ async fn housekeep(ctx: Ctx) -> Verdict {
 
 async fn migrate(ctx: Ctx) -> Verdict {
     let (a, b) = ctx.two().await?;
-    cancel_at_every_poll(
-        || async { Ok(a.backend.migrate()) },
-        || can_be_had(Kind::Lease, &a, &b),
-    )
-    .await?;
+    cancel_at_every_poll(|| async { Ok(a.backend.migrate()) }, || can_be_had(Kind::Lease, &a, &b))
+        .await?;
     soon("a migration", a.backend.migrate()).await??;
     Ok(())
 }

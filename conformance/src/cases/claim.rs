@@ -53,21 +53,10 @@ async fn sets_are_all_or_nothing(ctx: Ctx) -> Verdict {
     for taken in ["a", "m", "z"] {
         let held = c.claimed(&[taken]).await?;
         let tried = b.try_claim(&["a", "m", "z"]).await?;
-        ensure!(
-            tried.is_none(),
-            "expected no claim of a set while {taken:?} of it is held"
-        );
-        let waited = b
-            .claim_within(&["a", "m", "z"], Duration::from_millis(100))
-            .await?;
-        ensure!(
-            waited.is_none(),
-            "expected no claim of a set while {taken:?} of it is held"
-        );
-        let free: Vec<&str> = ["a", "m", "z"]
-            .into_iter()
-            .filter(|name| *name != taken)
-            .collect();
+        ensure!(tried.is_none(), "expected no claim of a set while {taken:?} of it is held");
+        let waited = b.claim_within(&["a", "m", "z"], Duration::from_millis(100)).await?;
+        ensure!(waited.is_none(), "expected no claim of a set while {taken:?} of it is held");
+        let free: Vec<&str> = ["a", "m", "z"].into_iter().filter(|name| *name != taken).collect();
         for handle in [&a, &b] {
             handle.claimed(&free).await?.rollback().await?;
         }
@@ -79,15 +68,8 @@ async fn sets_are_all_or_nothing(ctx: Ctx) -> Verdict {
 async fn duplicates_are_collapsed(ctx: Ctx) -> Verdict {
     let (a, b) = ctx.two().await?;
     let claim = soon("a claim of a repeated key", a.claimed(&["x", "y", "x"])).await??;
-    ensure!(
-        claim.keys().len() == 2,
-        "expected two distinct keys, the claim has {}",
-        claim.keys()
-    );
-    ensure!(
-        b.try_claim(&["x"]).await?.is_none(),
-        "expected the repeated key to be held"
-    );
+    ensure!(claim.keys().len() == 2, "expected two distinct keys, the claim has {}", claim.keys());
+    ensure!(b.try_claim(&["x"]).await?.is_none(), "expected the repeated key to be held");
     claim.commit().await?;
     b.claimed(&["x"]).await?.commit().await?;
     Ok(())
@@ -104,14 +86,8 @@ async fn wait_covers_the_whole_set(ctx: Ctx) -> Verdict {
     });
     let took = start.elapsed();
     ensure!(got?.is_none(), "expected nothing while one key stays held");
-    ensure!(
-        took >= wait * 9 / 10,
-        "expected the wait to last {wait:?}, it ended after {took:?}"
-    );
-    ensure!(
-        took < wait + PATIENCE,
-        "expected one wait for both keys, it took {took:?}"
-    );
+    ensure!(took >= wait * 9 / 10, "expected the wait to last {wait:?}, it ended after {took:?}");
+    ensure!(took < wait + PATIENCE, "expected one wait for both keys, it took {took:?}");
     a.claimed(&["a"]).await?.commit().await?;
     Ok(last.commit().await?)
 }
@@ -126,10 +102,7 @@ async fn empty_set_is_a_plain_transaction(ctx: Ctx) -> Verdict {
     one.commit().await?;
     two.commit().await?;
     let value = ctx.committed("n").await?;
-    ensure!(
-        value == 1,
-        "expected the write of a claim without keys, read {value}"
-    );
+    ensure!(value == 1, "expected the write of a claim without keys, read {value}");
     Ok(())
 }
 
@@ -142,9 +115,7 @@ async fn opposite_orders_do_not_deadlock(ctx: Ctx) -> Verdict {
                 // shorter than the limit of the case, so that a deadlock is told as one
                 let claim = handle.claim_within(&names, Duration::from_secs(4)).await?;
                 let claim = claim.ok_or_else(|| {
-                    Fault::new(format!(
-                        "expected no deadlock of opposite orders, round {round}"
-                    ))
+                    Fault::new(format!("expected no deadlock of opposite orders, round {round}"))
                 })?;
                 tokio::task::yield_now().await;
                 claim.commit().await?;
@@ -208,14 +179,8 @@ async fn lock_timeout_gives_up(ctx: Ctx) -> Verdict {
             })
             .await;
         let took = start.elapsed();
-        ensure!(
-            outcome?.is_none(),
-            "expected nothing behind a holder that never commits"
-        );
-        ensure!(
-            !ran.load(Ordering::SeqCst),
-            "expected the work not to have run"
-        );
+        ensure!(outcome?.is_none(), "expected nothing behind a holder that never commits");
+        ensure!(!ran.load(Ordering::SeqCst), "expected the work not to have run");
         ensure!(
             took >= wait * 9 / 10 && took < wait + PATIENCE,
             "expected it to give up after about {wait:?}, it took {took:?}"
@@ -229,10 +194,7 @@ async fn lock_timeout_gives_up(ctx: Ctx) -> Verdict {
     holder.commit().await?;
     b.claimed(&["global"]).await?.commit().await?;
     let (n, other) = (ctx.committed("n").await?, ctx.committed("other").await?);
-    ensure!(
-        (n, other) == (1, 3),
-        "expected 1 and 3 to be written, read {n} and {other}"
-    );
+    ensure!((n, other) == (1, 3), "expected 1 and 3 to be written, read {n} and {other}");
     Ok(())
 }
 
@@ -296,18 +258,9 @@ async fn limit_never_exceeded(ctx: Ctx) -> Verdict {
             }
         }
     }
-    let (left, started) = (
-        ctx.committed("running").await?,
-        started.load(Ordering::SeqCst),
-    );
-    ensure!(
-        left == 0,
-        "expected all slots back in the end, {left} are lost"
-    );
-    ensure!(
-        started > 10,
-        "expected jobs to be started, there were {started}"
-    );
+    let (left, started) = (ctx.committed("running").await?, started.load(Ordering::SeqCst));
+    ensure!(left == 0, "expected all slots back in the end, {left} are lost");
+    ensure!(started > 10, "expected jobs to be started, there were {started}");
     ensure!(
         looks > 0 && most > 0,
         "expected the watcher to see them: {looks} looks, at most {most}"
@@ -325,8 +278,7 @@ async fn one_claimer_of_a_job(ctx: Ctx) -> Verdict {
             let mut claim = handle.claimed(&["job"]).await?;
             if ctx.read(&mut claim, "owner").await? == 0 {
                 tokio::task::yield_now().await;
-                ctx.write(&mut claim, "owner", i64::try_from(task).unwrap_or(0) + 1)
-                    .await?;
+                ctx.write(&mut claim, "owner", i64::try_from(task).unwrap_or(0) + 1).await?;
                 claim.commit().await?;
                 won.fetch_add(1, Ordering::SeqCst);
             }
@@ -345,9 +297,7 @@ async fn counter_on_the_store(ctx: Ctx) -> Verdict {
     for task in 0..100 {
         let (ctx, handle) = (ctx.clone(), handles[task % 3].clone());
         tasks.spawn(async move {
-            let claim = handle
-                .claim_within(&["counter"], Duration::from_secs(50))
-                .await?;
+            let claim = handle.claim_within(&["counter"], Duration::from_secs(50)).await?;
             let mut claim =
                 claim.ok_or_else(|| Fault::new("expected every task to get its turn"))?;
             let count = ctx.read(&mut claim, "count").await?;
@@ -358,11 +308,7 @@ async fn counter_on_the_store(ctx: Ctx) -> Verdict {
     }
     all(tasks).await?;
     let count = ctx.committed("count").await?;
-    ensure!(
-        count == 100,
-        "expected 100 increments, {} were lost",
-        100 - count
-    );
+    ensure!(count == 100, "expected 100 increments, {} were lost", 100 - count);
     Ok(())
 }
 
@@ -373,11 +319,7 @@ async fn more_claimers_than_connections(ctx: Ctx) -> Verdict {
         let (ctx, a) = (ctx.clone(), a.clone());
         tasks.spawn(async move {
             // half of them contend for one key, half have keys of their own
-            let name = if task % 2 == 0 {
-                "one".to_owned()
-            } else {
-                format!("own-{task}")
-            };
+            let name = if task % 2 == 0 { "one".to_owned() } else { format!("own-{task}") };
             let opts = ClaimOptions::default().wait(Duration::from_secs(50));
             let claim = a.backend.claim(&Keys::new([&name])?, opts).await?;
             let mut claim =
@@ -390,10 +332,7 @@ async fn more_claimers_than_connections(ctx: Ctx) -> Verdict {
     }
     all(tasks).await?;
     let count = ctx.committed("one").await?;
-    ensure!(
-        count == 30,
-        "expected 30 increments under one key, there were {count}"
-    );
+    ensure!(count == 30, "expected 30 increments under one key, there were {count}");
     let mut claim = a.claimed(&["one"]).await?;
     fails(
         "a transaction of another type",

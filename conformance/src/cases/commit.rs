@@ -32,17 +32,11 @@ struct Log(Arc<Mutex<Vec<u32>>>);
 
 impl Log {
     fn add(&self, number: u32) {
-        self.0
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
-            .push(number);
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).push(number);
     }
 
     fn read(&self) -> Vec<u32> {
-        self.0
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
-            .clone()
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
     /// How many others hold this log, e.g. hooks.
@@ -64,21 +58,12 @@ async fn writes_appear_at_the_commit(ctx: Ctx) -> Verdict {
     let mut claim = a.claimed(&["x"]).await?;
     ctx.write(&mut claim, "n", 5).await?;
     let own = ctx.read(&mut claim, "n").await?;
-    ensure!(
-        own == 5,
-        "expected the claim to read its own write, read {own}"
-    );
+    ensure!(own == 5, "expected the claim to read its own write, read {own}");
     let early = ctx.committed("n").await?;
-    ensure!(
-        early == 0,
-        "expected nothing before the commit, read {early}"
-    );
+    ensure!(early == 0, "expected nothing before the commit, read {early}");
     claim.commit().await?;
     let after = ctx.committed("n").await?;
-    ensure!(
-        after == 5,
-        "expected the write after the commit, read {after}"
-    );
+    ensure!(after == 5, "expected the write after the commit, read {after}");
     Ok(())
 }
 
@@ -94,17 +79,11 @@ async fn rollback_and_drop_write_nothing(ctx: Ctx) -> Verdict {
         }
         let mut next = b.claimed(&["x"]).await?;
         let read = ctx.read(&mut next, "n").await?;
-        ensure!(
-            read == 0,
-            "expected the rolled-back write to be gone, read {read}"
-        );
+        ensure!(read == 0, "expected the rolled-back write to be gone, read {read}");
         next.commit().await?;
     }
     let read = ctx.committed("n").await?;
-    ensure!(
-        read == 0,
-        "expected the rolled-back write to be gone, read {read}"
-    );
+    ensure!(read == 0, "expected the rolled-back write to be gone, read {read}");
     Ok(())
 }
 
@@ -143,16 +122,10 @@ async fn with_claim_commits_or_rolls_back(ctx: Ctx) -> Verdict {
             drop(outcome);
         })
     };
-    ensure!(
-        panics.await.is_err(),
-        "expected the work's panic to come through"
-    );
+    ensure!(panics.await.is_err(), "expected the work's panic to come through");
     b.claimed(&["x"]).await?.commit().await?;
     let read = ctx.committed("n").await?;
-    ensure!(
-        read == 1,
-        "expected only the successful work to be committed, read {read}"
-    );
+    ensure!(read == 1, "expected only the successful work to be committed, read {read}");
     Ok(())
 }
 
@@ -173,27 +146,16 @@ async fn hooks_run_after_the_commit_in_order_once(ctx: Ctx) -> Verdict {
         log.hook(&mut claim, number);
     }
     ctx.write(&mut claim, "m", 1).await?;
-    ensure!(
-        log.read().is_empty(),
-        "expected no hook before the commit, ran {:?}",
-        log.read()
-    );
+    ensure!(log.read().is_empty(), "expected no hook before the commit, ran {:?}", log.read());
     claim.commit().await?;
     let ran = log.read();
     ensure!(
         ran == [1, 2, 3, 4],
         "expected the hooks in order, once, when the commit returns: {ran:?}"
     );
-    ensure!(
-        seen.load(Ordering::SeqCst) == 1,
-        "expected a hook to see what was committed"
-    );
+    ensure!(seen.load(Ordering::SeqCst) == 1, "expected a hook to see what was committed");
     a.claimed(&["x"]).await?.commit().await?;
-    ensure!(
-        log.read().len() == 4,
-        "expected hooks to run once, ran {:?}",
-        log.read()
-    );
+    ensure!(log.read().len() == 4, "expected hooks to run once, ran {:?}", log.read());
     Ok(())
 }
 
@@ -209,14 +171,8 @@ async fn hooks_are_dropped_on_rollback(ctx: Ctx) -> Verdict {
             claim.rollback().await?;
         }
         b.claimed(&["x"]).await?.commit().await?; // the rollback has ended
-        ensure!(
-            log.read().is_empty(),
-            "expected no hook after a rollback, by drop: {by_drop}"
-        );
-        eventually("the hooks to be dropped", || async {
-            Ok(log.others() == 0)
-        })
-        .await?;
+        ensure!(log.read().is_empty(), "expected no hook after a rollback, by drop: {by_drop}");
+        eventually("the hooks to be dropped", || async { Ok(log.others() == 0) }).await?;
     }
     Ok(())
 }
@@ -248,11 +204,7 @@ async fn panicking_hook_spares_the_others(ctx: Ctx) -> Verdict {
     claim.after_commit(async { std::panic::resume_unwind(Box::new("on purpose")) });
     log.hook(&mut claim, 2);
     claim.commit().await?;
-    ensure!(
-        log.read() == [1, 2],
-        "expected the other hooks to run, ran {:?}",
-        log.read()
-    );
+    ensure!(log.read() == [1, 2], "expected the other hooks to run, ran {:?}", log.read());
     let read = ctx.committed("n").await?;
     ensure!(read == 1, "expected the commit to stay, read {read}");
     Ok(())
@@ -272,10 +224,7 @@ async fn unknown_commit_drops_its_hooks(ctx: Ctx) -> Verdict {
         a.link.lose_next_answer().await?;
         let outcome = soon("a commit without an answer", claim.commit()).await?;
         match outcome {
-            Ok(()) => ensure!(
-                log.read() == [1],
-                "expected the hook of a known commit to run"
-            ),
+            Ok(()) => ensure!(log.read() == [1], "expected the hook of a known commit to run"),
             Err(error) => {
                 let kind = error.kind();
                 ensure!(
@@ -286,24 +235,15 @@ async fn unknown_commit_drops_its_hooks(ctx: Ctx) -> Verdict {
                     !error.is_retryable(),
                     "expected an unknown commit not to be retried blindly"
                 );
-                ensure!(
-                    log.read().is_empty(),
-                    "expected no hook after an unknown commit"
-                );
+                ensure!(log.read().is_empty(), "expected no hook after an unknown commit");
                 unknown += 1;
             }
         }
         b.claimed(&["x"]).await?.commit().await?; // free again
         let after = ctx.committed("n").await?;
-        ensure!(
-            after == before || after == round,
-            "expected all or nothing, read {after}"
-        );
+        ensure!(after == before || after == round, "expected all or nothing, read {after}");
     }
-    ensure!(
-        unknown > 0,
-        "expected at least one commit to lose its answer"
-    );
+    ensure!(unknown > 0, "expected at least one commit to lose its answer");
     Ok(())
 }
 
@@ -342,10 +282,7 @@ async fn ended_session_writes_nothing(ctx: Ctx) -> Verdict {
 async fn first_seen_is_remembered_by_the_commit(ctx: Ctx) -> Verdict {
     let (a, b) = ctx.two().await?;
     let mut claim = a.claimed(&["x"]).await?;
-    ensure!(
-        claim.first_seen(&key("event"), LONG).await?,
-        "expected the key to be the first"
-    );
+    ensure!(claim.first_seen(&key("event"), LONG).await?, "expected the key to be the first");
     let again = claim.first_seen(&key("event"), LONG).await?;
     ensure!(!again, "expected the same claim to know its own key");
     ctx.write(&mut claim, "n", 1).await?;
@@ -363,10 +300,7 @@ async fn first_seen_is_remembered_by_the_commit(ctx: Ctx) -> Verdict {
     ctx.write(&mut next, "n", 2).await?; // the transaction goes on
     next.commit().await?;
     let read = ctx.committed("n").await?;
-    ensure!(
-        read == 2,
-        "expected a duplicate not to abort the transaction, read {read}"
-    );
+    ensure!(read == 2, "expected a duplicate not to abort the transaction, read {read}");
     Ok(())
 }
 
@@ -375,10 +309,7 @@ async fn first_seen_is_forgotten_by_the_rollback(ctx: Ctx) -> Verdict {
     for by_drop in [false, true] {
         let mut claim = a.claimed(&["x"]).await?;
         let first = claim.first_seen(&key("event"), LONG).await?;
-        ensure!(
-            first,
-            "expected the key to be the first, by drop: {by_drop}"
-        );
+        ensure!(first, "expected the key to be the first, by drop: {by_drop}");
         if by_drop {
             drop(claim);
         } else {
@@ -437,14 +368,8 @@ async fn first_seen_has_one_winner(ctx: Ctx) -> Verdict {
     }
     all(tasks).await?;
     let won = won.load(Ordering::SeqCst);
-    ensure!(
-        won <= 1,
-        "expected one claim at most to see the key first, {won} did"
-    );
+    ensure!(won <= 1, "expected one claim at most to see the key first, {won} did");
     let left = handles[0].backend.first_seen(&key("event"), LONG).await?;
-    ensure!(
-        left == (won == 0),
-        "expected the key to be known exactly if a claim committed it"
-    );
+    ensure!(left == (won == 0), "expected the key to be known exactly if a claim committed it");
     Ok(())
 }

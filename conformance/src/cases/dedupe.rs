@@ -53,26 +53,17 @@ fn short() -> DedupeOptions {
 async fn admits_once(ctx: Ctx) -> Verdict {
     let (a, b) = ctx.two().await?;
     let guard = a.admitted("event", DedupeOptions::default()).await?;
-    ensure!(
-        guard.is_held() && guard.key() == &key("event"),
-        "expected a held guard of its key"
-    );
+    ensure!(guard.is_held() && guard.key() == &key("event"), "expected a held guard of its key");
     for handle in [&a, &b] {
         let next = handle.admission("event").await?;
-        ensure!(
-            in_progress(&next),
-            "expected the key to be in progress, it is {next:?}"
-        );
+        ensure!(in_progress(&next), "expected the key to be in progress, it is {next:?}");
     }
     guard.complete().await?;
     for handle in [&a, &b] {
         let next = handle.admission("event").await?;
         ensure!(done(&next), "expected the key to be done, it is {next:?}");
     }
-    b.admitted("other", DedupeOptions::default())
-        .await?
-        .complete()
-        .await?;
+    b.admitted("other", DedupeOptions::default()).await?.complete().await?;
     Ok(())
 }
 
@@ -101,16 +92,9 @@ async fn count_winners(ctx: &Ctx, name: &str, opts: DedupeOptions) -> Result<usi
 async fn one_winner_of_many(ctx: Ctx) -> Verdict {
     for round in 0..5 {
         let opts = DedupeOptions::default();
-        let opts = if round % 2 == 0 {
-            opts
-        } else {
-            opts.done_at_once()
-        };
+        let opts = if round % 2 == 0 { opts } else { opts.done_at_once() };
         let count = count_winners(&ctx, &format!("event-{round}"), opts).await?;
-        ensure!(
-            count == 1,
-            "expected one winner of 24, round {round} had {count}"
-        );
+        ensure!(count == 1, "expected one winner of 24, round {round} had {count}");
     }
     Ok(())
 }
@@ -121,10 +105,7 @@ async fn abandon_makes_it_first_again(ctx: Ctx) -> Verdict {
     for _ in 0..3 {
         for handle in [&a, &b] {
             let guard = handle.admitted("event", DedupeOptions::default()).await?;
-            ensure!(
-                guard.token().value() > last,
-                "expected a greater token for each admission"
-            );
+            ensure!(guard.token().value() > last, "expected a greater token for each admission");
             last = guard.token().value();
             guard.abandon().await?;
         }
@@ -150,10 +131,7 @@ async fn drop_abandons(ctx: Ctx) -> Verdict {
     let completed = a.admitted("other", DedupeOptions::default()).await?;
     completed.complete().await?;
     let next = b.admission("other").await?;
-    ensure!(
-        done(&next),
-        "expected a completed key not to be abandoned by the drop: {next:?}"
-    );
+    ensure!(done(&next), "expected a completed key not to be abandoned by the drop: {next:?}");
     Ok(())
 }
 
@@ -222,11 +200,7 @@ async fn unfinished_is_taken_over(ctx: Ctx) -> Verdict {
         "expected no takeover before {SHORT:?}, it was after {after:?}"
     );
     let taken = taken.ok_or_else(|| Fault::new("expected a takeover"))?;
-    ensure!(
-        taken.token() > token,
-        "expected a greater token than {token}, got {}",
-        taken.token()
-    );
+    ensure!(taken.token() > token, "expected a greater token than {token}, got {}", taken.token());
     Ok(taken.complete().await?)
 }
 
@@ -243,10 +217,7 @@ async fn taken_over(
             "expected the entry to be taken over within {PATIENCE:?}"
         );
         if let Some(new) = b.admission("event").await?.first() {
-            ensure!(
-                !old.is_held(),
-                "expected the old owner to know that it may be taken over"
-            );
+            ensure!(!old.is_held(), "expected the old owner to know that it may be taken over");
             return Ok((old, new));
         }
     }
@@ -257,16 +228,10 @@ async fn stale_owner_cannot_complete(ctx: Ctx) -> Verdict {
     fails("a stale complete", ErrorKind::Lost, old.complete().await)?;
     let c = ctx.open().await?;
     let next = c.admission("event").await?;
-    ensure!(
-        in_progress(&next),
-        "expected the successor to be at it still, the key is {next:?}"
-    );
+    ensure!(in_progress(&next), "expected the successor to be at it still, the key is {next:?}");
     new.complete().await?;
     let next = c.admission("event").await?;
-    ensure!(
-        done(&next),
-        "expected the successor to complete it, the key is {next:?}"
-    );
+    ensure!(done(&next), "expected the successor to complete it, the key is {next:?}");
     Ok(())
 }
 
@@ -275,10 +240,7 @@ async fn stale_owner_cannot_abandon(ctx: Ctx) -> Verdict {
     fails("a stale abandon", ErrorKind::Lost, old.abandon().await)?;
     let c = ctx.open().await?;
     let next = c.admission("event").await?;
-    ensure!(
-        in_progress(&next),
-        "expected the successor to be at it still, the key is {next:?}"
-    );
+    ensure!(in_progress(&next), "expected the successor to be at it still, the key is {next:?}");
     Ok(new.complete().await?)
 }
 
@@ -292,16 +254,10 @@ async fn one_taker_of_an_unfinished_entry(ctx: Ctx) -> Verdict {
         let mut count = 0;
         let start = Instant::now();
         while count == 0 {
-            ensure!(
-                start.elapsed() < PATIENCE,
-                "expected a takeover within {PATIENCE:?}"
-            );
+            ensure!(start.elapsed() < PATIENCE, "expected a takeover within {PATIENCE:?}");
             count = count_winners(&ctx, &name, DedupeOptions::default()).await?;
         }
-        ensure!(
-            count == 1,
-            "expected one taker of 24, round {round} had {count}"
-        );
+        ensure!(count == 1, "expected one taker of 24, round {round} had {count}");
     }
     Ok(())
 }
@@ -311,16 +267,10 @@ async fn done_at_once_is_one_step(ctx: Ctx) -> Verdict {
     let opts = DedupeOptions::default().done_at_once();
     let guard = a.admitted("event", opts).await?;
     let next = b.admission("event").await?;
-    ensure!(
-        done(&next),
-        "expected the key to be done at once, it is {next:?}"
-    );
+    ensure!(done(&next), "expected the key to be done at once, it is {next:?}");
     drop(guard); // done stays done
     let next = b.admission("event").await?;
-    ensure!(
-        done(&next),
-        "expected a dropped guard not to undo it, the key is {next:?}"
-    );
+    ensure!(done(&next), "expected a dropped guard not to undo it, the key is {next:?}");
     Ok(())
 }
 
@@ -353,56 +303,33 @@ async fn first_seen_is_true_once(ctx: Ctx) -> Verdict {
 
 async fn many_keys_in_one_call(ctx: Ctx) -> Verdict {
     let (a, b) = ctx.two().await?;
-    a.admitted("done", DedupeOptions::default())
-        .await?
-        .complete()
-        .await?;
+    a.admitted("done", DedupeOptions::default()).await?.complete().await?;
     let _busy = a.admitted("busy", DedupeOptions::default()).await?;
     let names = ["new", "done", "busy", "new", "other"];
     let keys: Vec<Key> = names.into_iter().map(key).collect();
-    let answers = b
-        .backend
-        .admit_many(&keys, DedupeOptions::default())
-        .await?;
-    ensure!(
-        answers.len() == 5,
-        "expected five answers, got {}",
-        answers.len()
-    );
+    let answers = b.backend.admit_many(&keys, DedupeOptions::default()).await?;
+    ensure!(answers.len() == 5, "expected five answers, got {}", answers.len());
     let fits = answers[0].is_first() && done(&answers[1]) && in_progress(&answers[2]);
-    ensure!(
-        fits,
-        "expected first, done, in progress, got {:?}",
-        &answers[..3]
-    );
+    ensure!(fits, "expected first, done, in progress, got {:?}", &answers[..3]);
     ensure!(
         in_progress(&answers[3]),
         "expected a repeat to find the first one's entry: {:?}",
         answers[3]
     );
-    ensure!(
-        answers[4].is_first(),
-        "expected the last one to be the first: {:?}",
-        answers[4]
-    );
+    ensure!(answers[4].is_first(), "expected the last one to be the first: {:?}", answers[4]);
     for guard in answers.into_iter().filter_map(Admission::first) {
         guard.complete().await?;
     }
     let none = b.backend.admit_many(&[], DedupeOptions::default()).await?;
     ensure!(none.is_empty(), "expected no answers to no keys");
     let again = a.admission("other").await?;
-    ensure!(
-        done(&again),
-        "expected each key to be completed on its own, it is {again:?}"
-    );
+    ensure!(done(&again), "expected each key to be completed on its own, it is {again:?}");
     Ok(())
 }
 
 async fn thousands_of_keys_do_not_meet(ctx: Ctx) -> Verdict {
     let a = ctx.open().await?;
-    let opts = DedupeOptions::default()
-        .retain(Duration::from_secs(60))
-        .done_at_once();
+    let opts = DedupeOptions::default().retain(Duration::from_secs(60)).done_at_once();
     let keys: Vec<Key> = (0..3000).map(|n| key(&format!("job/{n}"))).collect();
     for expected in [true, false] {
         for part in keys.chunks(1000) {
@@ -430,10 +357,7 @@ async fn batches_in_opposite_orders_end(ctx: Ctx) -> Verdict {
                 if task % 3 == 0 {
                     keys.reverse();
                 }
-                let answers = handle
-                    .backend
-                    .admit_many(&keys, DedupeOptions::default())
-                    .await?;
+                let answers = handle.backend.admit_many(&keys, DedupeOptions::default()).await?;
                 for guard in answers.into_iter().filter_map(Admission::first) {
                     guard.abandon().await?;
                 }
@@ -452,10 +376,7 @@ async fn guard_knows_when_it_can_be_taken_over(ctx: Ctx) -> Verdict {
     let finished = a.admitted("other", DedupeOptions::default()).await?;
     let lost = finished.lost();
     finished.complete().await?;
-    ensure!(
-        !lost.is_set(),
-        "expected a completed entry not to be told as lost"
-    );
+    ensure!(!lost.is_set(), "expected a completed entry not to be told as lost");
     Ok(())
 }
 
@@ -467,27 +388,19 @@ async fn times_are_told(ctx: Ctx) -> Verdict {
         match handle.admission("event").await? {
             Admission::InProgress { since: time } => since.push(time),
             other => {
-                return Err(Fault::new(format!(
-                    "expected it in progress, it is {other:?}"
-                )));
+                return Err(Fault::new(format!("expected it in progress, it is {other:?}")));
             }
         }
         tokio::time::sleep(Duration::from_millis(20)).await; // a time that moves is seen to move
     }
-    ensure!(
-        since.iter().all(|time| *time == since[0]),
-        "expected one time, got {since:?}"
-    );
+    ensure!(since.iter().all(|time| *time == since[0]), "expected one time, got {since:?}");
     guard.complete().await?;
     match b.admission("event").await? {
-        Admission::Done { at } => ensure!(
-            at >= since[0],
-            "expected it done after its begin: {at:?} and {since:?}"
-        ),
+        Admission::Done { at } => {
+            ensure!(at >= since[0], "expected it done after its begin: {at:?} and {since:?}")
+        }
         other => {
-            return Err(Fault::new(format!(
-                "expected it to be done, it is {other:?}"
-            )));
+            return Err(Fault::new(format!("expected it to be done, it is {other:?}")));
         }
     }
     Ok(())
@@ -509,10 +422,7 @@ async fn options_out_of_range_are_refused(ctx: Ctx) -> Verdict {
 async fn every_answer_is_one_of_three(ctx: Ctx) -> Verdict {
     let handles = [ctx.open().await?, ctx.open().await?, ctx.open().await?];
     let owners: Arc<Mutex<HashMap<String, usize>>> = Arc::default();
-    let (firsts, over) = (
-        Arc::new(AtomicUsize::new(0)),
-        Arc::new(AtomicBool::new(false)),
-    );
+    let (firsts, over) = (Arc::new(AtomicUsize::new(0)), Arc::new(AtomicBool::new(false)));
     let mut tasks = JoinSet::new();
     for task in 0..20 {
         let (handle, owners, firsts) = (handles[task % 3].clone(), owners.clone(), firsts.clone());
@@ -533,10 +443,7 @@ async fn every_answer_is_one_of_three(ctx: Ctx) -> Verdict {
                     "expected one at a time to be at {name:?}, {others:?} and {task} are"
                 );
                 tokio::task::yield_now().await;
-                owners
-                    .lock()
-                    .unwrap_or_else(PoisonError::into_inner)
-                    .remove(&name);
+                owners.lock().unwrap_or_else(PoisonError::into_inner).remove(&name);
                 match rand::random_range(0..3) {
                     0 => guard.complete().await?,
                     1 => guard.abandon().await?,
@@ -561,20 +468,14 @@ async fn every_answer_is_one_of_three(ctx: Ctx) -> Verdict {
     let (worked, purged): (Verdict, Verdict) = tokio::join!(work, purge);
     worked.and(purged)?;
     let firsts = firsts.load(Ordering::SeqCst);
-    ensure!(
-        firsts >= 4,
-        "expected admissions under way, there were {firsts}"
-    );
+    ensure!(firsts >= 4, "expected admissions under way, there were {firsts}");
     Ok(())
 }
 
 async fn housekeeping_spares_the_live(ctx: Ctx) -> Verdict {
     let (a, b) = ctx.two().await?;
     let _unfinished = a.admitted("unfinished", DedupeOptions::default()).await?;
-    a.admitted("done", DedupeOptions::default())
-        .await?
-        .complete()
-        .await?;
+    a.admitted("done", DedupeOptions::default()).await?.complete().await?;
     let old = a.admitted("dead", short()).await?;
     let token = old.token();
     is_lost(PATIENCE, "an overdue entry", &old.lost()).await?;
@@ -587,10 +488,7 @@ async fn housekeeping_spares_the_live(ctx: Ctx) -> Verdict {
         in_progress(&unfinished),
         "expected the unfinished entry to stay, it is {unfinished:?}"
     );
-    ensure!(
-        done(&finished),
-        "expected the done entry to stay, it is {finished:?}"
-    );
+    ensure!(done(&finished), "expected the done entry to stay, it is {finished:?}");
     let next = b.admitted("dead", DedupeOptions::default()).await?;
     ensure!(
         next.token() > token,
@@ -603,29 +501,14 @@ async fn housekeeping_spares_the_live(ctx: Ctx) -> Verdict {
 async fn accepts_when_silent(ctx: Ctx) -> Verdict {
     use leasehold_core::Seen;
     let a = ctx.open().await?;
-    let seen = a
-        .backend
-        .first_seen_or_accept(&key("event"), LONG, PATIENCE)
-        .await?;
-    ensure!(
-        matches!(seen, Seen::First),
-        "expected the first to be the first, it is {seen:?}"
-    );
-    let seen = a
-        .backend
-        .first_seen_or_accept(&key("event"), LONG, PATIENCE)
-        .await?;
-    ensure!(
-        !seen.is_accepted(),
-        "expected the second to be known, it is {seen:?}"
-    );
+    let seen = a.backend.first_seen_or_accept(&key("event"), LONG, PATIENCE).await?;
+    ensure!(matches!(seen, Seen::First), "expected the first to be the first, it is {seen:?}");
+    let seen = a.backend.first_seen_or_accept(&key("event"), LONG, PATIENCE).await?;
+    ensure!(!seen.is_accepted(), "expected the second to be known, it is {seen:?}");
     a.link.silence().await?;
     let within = Duration::from_millis(300);
     let start = Instant::now();
-    let seen = a
-        .backend
-        .first_seen_or_accept(&key("event"), LONG, within)
-        .await?;
+    let seen = a.backend.first_seen_or_accept(&key("event"), LONG, within).await?;
     let took = start.elapsed();
     ensure!(
         matches!(seen, Seen::Accepted(_)),

@@ -42,10 +42,7 @@ async fn frees_a_lease_that_nobody_renews(ctx: Ctx) -> Verdict {
         free >= ttl * 95 / 100,
         "expected a ttl of {ttl:?} to be kept, the lease was free after {free:?}"
     );
-    ensure!(
-        !guard.is_held(),
-        "expected the first holder to know that its lease expired"
-    );
+    ensure!(!guard.is_held(), "expected the first holder to know that its lease expired");
     Ok(next.release().await?)
 }
 
@@ -56,10 +53,7 @@ async fn reclaim_follows_every_expiry(ctx: Ctx) -> Verdict {
         let handle = if round % 2 == 0 { &a } else { &b };
         let guard = handle.leased_once("x", Duration::from_millis(150)).await?;
         let token = guard.token().value();
-        ensure!(
-            token > last,
-            "expected a token over {last} after expiry {round}, got {token}"
-        );
+        ensure!(token > last, "expected a token over {last} after expiry {round}, got {token}");
         last = token;
         std::mem::forget(guard); // its process is gone: nothing is released
     }
@@ -77,10 +71,7 @@ async fn holder_gives_up_first(ctx: Ctx) -> Verdict {
             !old.is_held(),
             "expected the old holder to have given up, round {round}: both believe to hold"
         );
-        ensure!(
-            old.lost().is_set(),
-            "expected the loss to be set by then, round {round}"
-        );
+        ensure!(old.lost().is_set(), "expected the loss to be set by then, round {round}");
         new.release().await?;
     }
     Ok(())
@@ -98,17 +89,10 @@ async fn loss_is_told_by_the_deadline(ctx: Ctx) -> Verdict {
     let late = guard.lost();
     ensure!(late.is_set(), "expected a late subscriber to find the loss");
     let again = is_lost(PATIENCE, "an expired lease", &late).await?;
-    ensure!(
-        again == reason,
-        "expected one reason, got {reason:?} and {again:?}"
-    );
+    ensure!(again == reason, "expected one reason, got {reason:?} and {again:?}");
     ensure!(!guard.is_held(), "expected a lost guard not to be held");
     ensure!(guard.remaining().is_zero(), "expected no time to remain");
-    fails(
-        "the release of an expired lease",
-        ErrorKind::Lost,
-        guard.release().await,
-    )?;
+    fails("the release of an expired lease", ErrorKind::Lost, guard.release().await)?;
     Ok(())
 }
 
@@ -117,38 +101,20 @@ async fn renewal_never_resurrects(ctx: Ctx) -> Verdict {
     let expired = a.leased_once("x", SHORT).await?;
     // gone on the store as well: the local deadline comes first
     let next = b.leased("x", LONG).await?;
-    fails(
-        "renewing a lease that another has",
-        ErrorKind::Lost,
-        expired.renew().await,
-    )?;
+    fails("renewing a lease that another has", ErrorKind::Lost, expired.renew().await)?;
     next.renew().await?;
     ensure!(next.is_held(), "expected the successor to keep its lease");
     next.release().await?;
-    fails(
-        "renewing a lease that another had",
-        ErrorKind::Lost,
-        expired.renew().await,
-    )?;
+    fails("renewing a lease that another had", ErrorKind::Lost, expired.renew().await)?;
     ensure!(!expired.is_held(), "expected a lost lease to stay lost");
     let free = b.try_lease("x").await?;
-    ensure!(
-        free.is_some(),
-        "expected the failed renewal to leave the lease free"
-    );
+    ensure!(free.is_some(), "expected the failed renewal to leave the lease free");
     drop(free);
 
     let alone = a.leased_once("y", SHORT).await?;
     is_lost(PATIENCE, "an expired lease", &alone.lost()).await?;
-    fails(
-        "renewing an expired lease",
-        ErrorKind::Lost,
-        alone.renew().await,
-    )?;
-    ensure!(
-        !alone.is_held(),
-        "expected the renewal not to resurrect the lease"
-    );
+    fails("renewing an expired lease", ErrorKind::Lost, alone.renew().await)?;
+    ensure!(!alone.is_held(), "expected the renewal not to resurrect the lease");
     b.leased("y", LONG).await?.release().await?;
     Ok(())
 }
@@ -202,18 +168,12 @@ async fn late_writer_is_rejected(ctx: Ctx) -> Verdict {
     let (a, b) = ctx.two().await?;
     let old = a.leased_once("x", SHORT).await?;
     let new = b.leased("x", LONG).await?;
-    ensure!(
-        new.token() > old.token(),
-        "expected the successor's token to be greater"
-    );
+    ensure!(new.token() > old.token(), "expected the successor's token to be greater");
     ctx.guarded_write(&b, &new, "n", 2).await?;
     let late = ctx.guarded_write(&a, &old, "n", 1).await;
     fails("a write after the lease moved on", ErrorKind::Lost, late)?;
     let value = ctx.committed("n").await?;
-    ensure!(
-        value == 2,
-        "expected the successor's write to stay, read {value}"
-    );
+    ensure!(value == 2, "expected the successor's write to stay, read {value}");
     Ok(new.release().await?)
 }
 
@@ -269,17 +229,12 @@ async fn waiter_wakes_at_expiry(ctx: Ctx) -> Verdict {
 async fn blocked_executor_is_noticed(ctx: Ctx) -> Verdict {
     let (blocked, b) = (ctx.clone(), ctx.open().await?);
     let thread = std::thread::spawn(move || -> Verdict {
-        let runtime = tokio::runtime::Builder::new_current_thread()
-            .enable_all()
-            .build()?;
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
         runtime.block_on(async {
             let a = blocked.open_for_now().await?;
             let guard = a.leased("x", Duration::from_millis(400)).await?;
             std::thread::sleep(Duration::from_millis(900)); // nothing runs meanwhile
-            ensure!(
-                !guard.is_held(),
-                "expected the loss to be known at once, without I/O"
-            );
+            ensure!(!guard.is_held(), "expected the loss to be known at once, without I/O");
             ensure!(guard.lost().is_set(), "expected the loss to be set at once");
             let late = blocked.guarded_write(&a, &guard, "n", 1).await;
             fails("a write after the block", ErrorKind::Lost, late)?;
@@ -290,10 +245,7 @@ async fn blocked_executor_is_noticed(ctx: Ctx) -> Verdict {
     let ended = tokio::task::spawn_blocking(move || thread.join());
     let ended = soon("the blocked thread to end", ended).await??;
     ended.map_err(|_| Fault::new("the blocked thread panicked"))??;
-    ensure!(
-        ctx.committed("n").await? == 0,
-        "expected nothing to be written after the block"
-    );
+    ensure!(ctx.committed("n").await? == 0, "expected nothing to be written after the block");
     b.leased("x", LONG).await?.release().await?;
     Ok(())
 }
@@ -302,24 +254,12 @@ async fn deleted_record_is_told(ctx: Ctx) -> Verdict {
     let (a, b) = ctx.two().await?;
     let guard = a.leased("x", Duration::from_secs(3)).await?;
     let token = guard.token();
-    ctx.harness()
-        .delete_lease(ctx.namespace(), &key("x"))
-        .await?;
+    ctx.harness().delete_lease(ctx.namespace(), &key("x")).await?;
     is_lost(PATIENCE, "a deleted lease", &guard.lost()).await?;
     let next = b.leased("x", LONG).await?;
-    ensure!(
-        next.token() > token,
-        "expected tokens to rise across the deletion"
-    );
-    fails(
-        "the release of a deleted lease",
-        ErrorKind::Lost,
-        guard.release().await,
-    )?;
-    ensure!(
-        a.try_lease("x").await?.is_none(),
-        "expected the successor to keep its lease"
-    );
+    ensure!(next.token() > token, "expected tokens to rise across the deletion");
+    fails("the release of a deleted lease", ErrorKind::Lost, guard.release().await)?;
+    ensure!(a.try_lease("x").await?.is_none(), "expected the successor to keep its lease");
     Ok(next.release().await?)
 }
 
@@ -327,19 +267,14 @@ async fn late_write_after_deletion_is_rejected(ctx: Ctx) -> Verdict {
     let (a, b) = ctx.two().await?;
     for _ in 0..5 {
         let guard = a.leased("x", LONG).await?;
-        ctx.harness()
-            .delete_lease(ctx.namespace(), &key("x"))
-            .await?;
+        ctx.harness().delete_lease(ctx.namespace(), &key("x")).await?;
         let next = b.leased("x", LONG).await?;
         // the old holder may not have heard of it yet: the store has to refuse
         let late = ctx.guarded_write(&a, &guard, "n", 1).await;
         fails("a write under a deleted lease", ErrorKind::Lost, late)?;
         next.release().await?;
     }
-    ensure!(
-        ctx.committed("n").await? == 0,
-        "expected nothing to be written"
-    );
+    ensure!(ctx.committed("n").await? == 0, "expected nothing to be written");
     Ok(())
 }
 
@@ -351,10 +286,7 @@ async fn work_stops_when_its_lease_is_lost(ctx: Ctx) -> Verdict {
         }
     }
     let a = ctx.open().await?;
-    let (running, stopped) = (
-        Arc::new(AtomicBool::new(false)),
-        Arc::new(AtomicBool::new(false)),
-    );
+    let (running, stopped) = (Arc::new(AtomicBool::new(false)), Arc::new(AtomicBool::new(false)));
     let work = {
         let (a, running, told) = (a.clone(), running.clone(), Told(stopped.clone()));
         tokio::spawn(async move {
@@ -367,19 +299,11 @@ async fn work_stops_when_its_lease_is_lost(ctx: Ctx) -> Verdict {
             a.backend.with_lease(&key("x"), opts, work).await
         })
     };
-    eventually("the work to run", || async {
-        Ok(running.load(Ordering::SeqCst))
-    })
-    .await?;
-    ctx.harness()
-        .delete_lease(ctx.namespace(), &key("x"))
-        .await?;
+    eventually("the work to run", || async { Ok(running.load(Ordering::SeqCst)) }).await?;
+    ctx.harness().delete_lease(ctx.namespace(), &key("x")).await?;
     let ended = soon("the work to be stopped", work).await??;
     fails("with_lease under a lost lease", ErrorKind::Lost, ended)?;
-    ensure!(
-        stopped.load(Ordering::SeqCst),
-        "expected the work to be dropped"
-    );
+    ensure!(stopped.load(Ordering::SeqCst), "expected the work to be dropped");
     Ok(())
 }
 
@@ -394,10 +318,7 @@ async fn housekeeping_spares_the_live(ctx: Ctx) -> Verdict {
         b.backend.housekeep().await?;
     }
     live.renew().await?;
-    ensure!(
-        b.try_lease("live").await?.is_none(),
-        "expected housekeeping to spare a live lease"
-    );
+    ensure!(b.try_lease("live").await?.is_none(), "expected housekeeping to spare a live lease");
     let next = b.leased("dead", LONG).await?;
     ensure!(
         next.token() > last,

@@ -166,24 +166,15 @@ async fn zoo_of(ctx: Ctx, kind: Kind) -> Verdict {
     for name in &names {
         let taken = kind.tries(&a, name).await?;
         held.push(taken.ok_or_else(|| {
-            Fault::new(format!(
-                "expected {} to be free: it is taken for another key",
-                shown(name)
-            ))
+            Fault::new(format!("expected {} to be free: it is taken for another key", shown(name)))
         })?);
     }
     for name in &names {
         let taken = kind.tries(&b, name).await?;
-        ensure!(
-            taken.is_none(),
-            "expected {} to exclude another handle",
-            shown(name)
-        );
+        ensure!(taken.is_none(), "expected {} to exclude another handle", shown(name));
     }
     for (name, held) in names.iter().zip(held) {
-        held.release()
-            .await
-            .map_err(|fault| fault.during(shown(name)))?;
+        held.release().await.map_err(|fault| fault.during(shown(name)))?;
     }
     Ok(())
 }
@@ -230,17 +221,9 @@ async fn zoo_in_one_claim(ctx: Ctx) -> Verdict {
     let names = zoo();
     let all: Vec<&str> = names.iter().map(String::as_str).collect();
     let claim = a.claimed(&all).await?;
-    ensure!(
-        claim.keys().len() == names.len(),
-        "expected {} distinct keys",
-        names.len()
-    );
+    ensure!(claim.keys().len() == names.len(), "expected {} distinct keys", names.len());
     for name in [&names[0], &names[names.len() / 2], &names[names.len() - 1]] {
-        ensure!(
-            b.try_claim(&[name]).await?.is_none(),
-            "expected {} to be claimed",
-            shown(name)
-        );
+        ensure!(b.try_claim(&[name]).await?.is_none(), "expected {} to be claimed", shown(name));
     }
     claim.commit().await?;
     b.claimed(&all).await?.rollback().await?;
@@ -254,20 +237,13 @@ async fn zoo_of_dedupe(ctx: Ctx) -> Verdict {
     for name in &names {
         let first = a.admission(name).await?.first();
         guards.push(first.ok_or_else(|| {
-            Fault::new(format!(
-                "expected {} to be first: it is taken for another key",
-                shown(name)
-            ))
+            Fault::new(format!("expected {} to be first: it is taken for another key", shown(name)))
         })?);
     }
     for (name, guard) in names.iter().zip(guards) {
         let next = b.admission(name).await?;
         let known = matches!(next, Admission::InProgress { .. });
-        ensure!(
-            known,
-            "expected {} to be in progress, it is {next:?}",
-            shown(name)
-        );
+        ensure!(known, "expected {} to be in progress, it is {next:?}", shown(name));
         guard.complete().await?;
         let next = b.admission(name).await?;
         let known = matches!(next, Admission::Done { .. });
@@ -283,11 +259,7 @@ async fn zoo_within_claims(ctx: Ctx) -> Verdict {
         let mut claim = handle.claimed(&["x"]).await?;
         for name in zoo() {
             let first = claim.first_seen(&key(&name), retain).await?;
-            ensure!(
-                first == expected,
-                "expected first_seen of {} to be {expected}",
-                shown(&name)
-            );
+            ensure!(first == expected, "expected first_seen of {} to be {expected}", shown(&name));
         }
         claim.commit().await?;
     }
@@ -312,9 +284,7 @@ async fn thousands_of_names_do_not_collide(ctx: Ctx) -> Verdict {
             let name = format!("job/{number}");
             let taken = a.try_lock(&name).await?;
             taken.ok_or_else(|| {
-                Fault::new(format!(
-                    "expected {name:?} to be free: it is taken for another key"
-                ))
+                Fault::new(format!("expected {name:?} to be free: it is taken for another key"))
             })
         });
     }
@@ -334,9 +304,7 @@ async fn kinds_never_meet(ctx: Ctx) -> Verdict {
     for kind in [Kind::Lock, Kind::Lease, Kind::Claim] {
         let taken = kind.tries(&b, "x").await?;
         held.push(taken.ok_or_else(|| {
-            Fault::new(format!(
-                "expected a {kind:?} not to meet the other kinds of its key"
-            ))
+            Fault::new(format!("expected a {kind:?} not to meet the other kinds of its key"))
         })?);
     }
     for (kind, held) in [Kind::Lock, Kind::Lease, Kind::Claim].into_iter().zip(held) {
@@ -351,10 +319,7 @@ async fn kinds_never_meet(ctx: Ctx) -> Verdict {
     }
     entry.complete().await?;
     let next = b.admission("x").await?;
-    ensure!(
-        matches!(next, Admission::Done { .. }),
-        "expected the entry to stay, it is {next:?}"
-    );
+    ensure!(matches!(next, Admission::Done { .. }), "expected the entry to stay, it is {next:?}");
     Ok(())
 }
 
@@ -377,10 +342,7 @@ async fn namespaces_never_meet(ctx: Ctx) -> Verdict {
         }
         let entry = a.admission(own).await?;
         let next = foreign.admission(other).await?;
-        ensure!(
-            next.is_first(),
-            "expected another namespace to have entries of its own: {next:?}"
-        );
+        ensure!(next.is_first(), "expected another namespace to have entries of its own: {next:?}");
         drop((entry, next));
         eventually("nothing to be left in the other namespace", || async {
             Ok(ctx.harness().leftovers(&namespace).await?.is_empty())

@@ -71,10 +71,7 @@ async fn stays_held(
     while Instant::now() < end {
         each().await?;
         let taken = b.try_lease(name).await?;
-        ensure!(
-            taken.is_none(),
-            "expected a renewed lease to stay held, another handle got it"
-        );
+        ensure!(taken.is_none(), "expected a renewed lease to stay held, another handle got it");
         tokio::time::sleep(Duration::from_millis(100)).await;
     }
     Ok(())
@@ -105,10 +102,8 @@ async fn heartbeat_renews_many(ctx: Ctx) -> Verdict {
     let mut tasks = JoinSet::new();
     for number in 0..200 {
         let a = a.clone();
-        tasks.spawn(async move {
-            a.leased(&format!("key-{number}"), Duration::from_secs(3))
-                .await
-        });
+        tasks
+            .spawn(async move { a.leased(&format!("key-{number}"), Duration::from_secs(3)).await });
     }
     let mut guards = Vec::new();
     while let Some(guard) = tasks.join_next().await {
@@ -124,10 +119,7 @@ async fn heartbeat_renews_many(ctx: Ctx) -> Verdict {
     }
     for number in [0, 100, 199] {
         let taken = b.try_lease(&format!("key-{number}")).await?;
-        ensure!(
-            taken.is_none(),
-            "expected renewed lease {number} to exclude"
-        );
+        ensure!(taken.is_none(), "expected renewed lease {number} to exclude");
     }
     drop(guards);
     Ok(())
@@ -135,9 +127,8 @@ async fn heartbeat_renews_many(ctx: Ctx) -> Verdict {
 
 async fn max_hold_ends_the_renewals(ctx: Ctx) -> Verdict {
     let (a, b) = ctx.two().await?;
-    let opts = LeaseOptions::default()
-        .ttl(Duration::from_millis(400))
-        .max_hold(Duration::from_secs(1));
+    let opts =
+        LeaseOptions::default().ttl(Duration::from_millis(400)).max_hold(Duration::from_secs(1));
     let start = Instant::now();
     let stuck = a.backend.lease(&key("x"), opts).await?;
     let stuck = stuck.ok_or_else(|| Fault::new("expected a free lease"))?;
@@ -147,10 +138,7 @@ async fn max_hold_ends_the_renewals(ctx: Ctx) -> Verdict {
         held > Duration::from_millis(900),
         "expected renewals for 1s, it was free after {held:?}"
     );
-    ensure!(
-        !stuck.is_held(),
-        "expected the stuck holder to know its loss"
-    );
+    ensure!(!stuck.is_held(), "expected the stuck holder to know its loss");
     std::mem::forget(stuck); // it is stuck: never released
     Ok(())
 }
@@ -159,18 +147,12 @@ async fn dropped_guards_are_not_renewed(ctx: Ctx) -> Verdict {
     let (a, b) = ctx.two().await?;
     let mut dropped = Vec::new();
     for number in 0..10 {
-        dropped.push(
-            a.leased(&format!("key-{number}"), Duration::from_millis(300))
-                .await?,
-        );
+        dropped.push(a.leased(&format!("key-{number}"), Duration::from_millis(300)).await?);
     }
     drop(dropped);
     for number in 0..10 {
         let opts = LeaseOptions::default().ttl(LONG).wait(PATIENCE);
-        let taken = b
-            .backend
-            .lease(&key(&format!("key-{number}")), opts)
-            .await?;
+        let taken = b.backend.lease(&key(&format!("key-{number}")), opts).await?;
         ensure!(taken.is_some(), "expected dropped lease {number} to be had");
     }
     Ok(())
@@ -185,14 +167,8 @@ async fn remaining_is_bounded_by_the_ttl(ctx: Ctx) -> Verdict {
         first < ttl,
         "expected less than the ttl of {ttl:?} to remain, for the drift margin: {first:?}"
     );
-    ensure!(
-        first > ttl / 2,
-        "expected most of the ttl to remain, it is {first:?}"
-    );
-    eventually("the remaining time to fall", || async {
-        Ok(guard.remaining() < first)
-    })
-    .await?;
+    ensure!(first > ttl / 2, "expected most of the ttl to remain, it is {first:?}");
+    eventually("the remaining time to fall", || async { Ok(guard.remaining() < first) }).await?;
     tokio::time::sleep(Duration::from_millis(50)).await; // a fall that a renewal makes good
     let before = guard.remaining();
     guard.renew().await?;
@@ -206,24 +182,12 @@ async fn remaining_is_bounded_by_the_ttl(ctx: Ctx) -> Verdict {
 
 async fn ttl_out_of_range_is_refused(ctx: Ctx) -> Verdict {
     let a = ctx.open().await?;
-    for ttl in [
-        Duration::ZERO,
-        Duration::from_nanos(1),
-        Duration::from_millis(99),
-        Duration::MAX,
-    ] {
+    for ttl in [Duration::ZERO, Duration::from_nanos(1), Duration::from_millis(99), Duration::MAX] {
         let opts = LeaseOptions::try_once().ttl(ttl);
         let refused = a.backend.lease(&key("x"), opts).await;
-        fails(
-            &format!("a ttl of {ttl:?}"),
-            ErrorKind::InvalidOptions,
-            refused,
-        )?;
+        fails(&format!("a ttl of {ttl:?}"), ErrorKind::InvalidOptions, refused)?;
     }
-    a.leased("x", leasehold_core::MAX_TTL)
-        .await?
-        .release()
-        .await?;
+    a.leased("x", leasehold_core::MAX_TTL).await?.release().await?;
     Ok(())
 }
 
@@ -233,10 +197,7 @@ async fn guarded_write_of_a_holder_passes(ctx: Ctx) -> Verdict {
     for value in 1..=3 {
         ctx.guarded_write(&a, &guard, "n", value).await?;
         let read = ctx.committed("n").await?;
-        ensure!(
-            read == value,
-            "expected the guarded write of {value} to take effect, read {read}"
-        );
+        ensure!(read == value, "expected the guarded write of {value} to take effect, read {read}");
     }
     ensure!(guard.is_held(), "expected a verified lease to stay held");
     guard.renew().await?;
@@ -248,23 +209,14 @@ async fn with_lease_gives_the_result_and_frees(ctx: Ctx) -> Verdict {
     let (x, opts) = (key("x"), LeaseOptions::default());
     let work = a.backend.with_lease(&x, opts, async |guard| {
         let other = b.try_lease("x").await?;
-        ensure!(
-            other.is_none(),
-            "expected the lease to be held while the work runs"
-        );
+        ensure!(other.is_none(), "expected the lease to be held while the work runs");
         ensure!(guard.is_held(), "expected the work's guard to be held");
         Ok(7)
     });
     let done = soon("the work to end", work).await??;
-    ensure!(
-        matches!(done, Some(Ok(7))),
-        "expected the work's result, got {done:?}"
-    );
+    ensure!(matches!(done, Some(Ok(7))), "expected the work's result, got {done:?}");
     let held = b.leased("x", LONG).await?;
-    let ran = a
-        .backend
-        .with_lease(&x, LeaseOptions::try_once(), async |_| ())
-        .await?;
+    let ran = a.backend.with_lease(&x, LeaseOptions::try_once(), async |_| ()).await?;
     ensure!(ran.is_none(), "expected no work without the lease");
     let mut tasks = JoinSet::new();
     tasks.spawn(async move { Ok(held.release().await?) });

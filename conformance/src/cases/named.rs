@@ -43,10 +43,7 @@ async fn token_stays_for_the_hold(ctx: Ctx) -> Verdict {
     let token = guard.token().await?;
     let _other = a.locked("y").await?;
     let again = guard.token().await?;
-    ensure!(
-        token == again,
-        "expected one token for one hold, got {token} and then {again}"
-    );
+    ensure!(token == again, "expected one token for one hold, got {token} and then {again}");
     Ok(())
 }
 
@@ -65,17 +62,11 @@ async fn other_processes_get_their_turn(ctx: Ctx) -> Verdict {
     }
     for turn in 0..5 {
         let got = b.lock_within("x", Duration::from_secs(10)).await?;
-        ensure!(
-            got.is_some(),
-            "expected another process to get its turn {turn} within 10s"
-        );
+        ensure!(got.is_some(), "expected another process to get its turn {turn} within 10s");
     }
     let ended = busy.try_join_next();
     let ended: Option<Result<Verdict, _>> = ended;
-    ensure!(
-        ended.is_none(),
-        "expected the local tasks to go on: {ended:?}"
-    );
+    ensure!(ended.is_none(), "expected the local tasks to go on: {ended:?}");
     busy.shutdown().await;
     Ok(())
 }
@@ -87,23 +78,14 @@ async fn with_lock_gives_the_result_and_frees(ctx: Ctx) -> Verdict {
         .backend
         .with_lock(&x, opts, async |guard| {
             let other = b.try_lock("x").await?;
-            ensure!(
-                other.is_none(),
-                "expected the lock to be held while the work runs"
-            );
+            ensure!(other.is_none(), "expected the lock to be held while the work runs");
             ensure!(guard.is_held(), "expected the work's guard to be held");
             Ok(7)
         })
         .await?;
-    ensure!(
-        matches!(done, Some(Ok(7))),
-        "expected the work's result, got {done:?}"
-    );
+    ensure!(matches!(done, Some(Ok(7))), "expected the work's result, got {done:?}");
     let held = b.locked("x").await?;
-    let ran = a
-        .backend
-        .with_lock(&x, LockOptions::try_once(), async |_| ())
-        .await?;
+    let ran = a.backend.with_lock(&x, LockOptions::try_once(), async |_| ()).await?;
     ensure!(ran.is_none(), "expected no work without the lock");
     held.release().await?;
     let panics = {
@@ -115,10 +97,7 @@ async fn with_lock_gives_the_result_and_frees(ctx: Ctx) -> Verdict {
             outcome
         })
     };
-    ensure!(
-        panics.await.is_err(),
-        "expected the work's panic to come through"
-    );
+    ensure!(panics.await.is_err(), "expected the work's panic to come through");
     b.locked("x").await?.release().await?;
     Ok(())
 }
@@ -136,20 +115,11 @@ async fn many_locks_on_one_handle(ctx: Ctx) -> Verdict {
     }
     for number in [0, 1, 150, 299] {
         let taken = b.try_lock(&format!("key-{number}")).await?;
-        ensure!(
-            taken.is_none(),
-            "expected each of many locks to exclude, number {number} did not"
-        );
+        ensure!(taken.is_none(), "expected each of many locks to exclude, number {number} did not");
     }
-    ensure!(
-        guards.iter().all(|guard| guard.is_held()),
-        "expected all locks to be held"
-    );
+    ensure!(guards.iter().all(|guard| guard.is_held()), "expected all locks to be held");
     let opts = LockOptions::try_once();
-    ensure!(
-        a.backend.lock(&key("free"), opts).await?.is_some(),
-        "expected room for one more"
-    );
+    ensure!(a.backend.lock(&key("free"), opts).await?.is_some(), "expected room for one more");
     for guard in guards.drain(..100) {
         guard.release().await?;
     }
@@ -197,10 +167,7 @@ async fn crossed_waits_end(ctx: Ctx) -> Verdict {
             ),
         }
     }
-    ensure!(
-        left.is_held() && right.is_held(),
-        "expected both to keep what they hold"
-    );
+    ensure!(left.is_held() && right.is_held(), "expected both to keep what they hold");
     left.release().await?;
     right.release().await?;
     Ok(())

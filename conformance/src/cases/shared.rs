@@ -91,14 +91,8 @@ impl Held {
 pub(super) async fn excludes(ctx: Ctx, kind: Kind) -> Verdict {
     let (a, b) = ctx.two().await?;
     let held = kind.takes(&a, "x").await?;
-    ensure!(
-        !held.lost().is_set(),
-        "expected a fresh guard not to be lost"
-    );
-    ensure!(
-        kind.tries(&b, "x").await?.is_none(),
-        "expected one holder, both handles got the lock"
-    );
+    ensure!(!held.lost().is_set(), "expected a fresh guard not to be lost");
+    ensure!(kind.tries(&b, "x").await?.is_none(), "expected one holder, both handles got the lock");
     held.release().await?;
     kind.takes(&b, "x").await?.release().await?;
     Ok(())
@@ -108,10 +102,7 @@ pub(super) async fn different_keys_are_independent(ctx: Ctx, kind: Kind) -> Verd
     let (a, b) = ctx.two().await?;
     let _x = kind.takes(&a, "x").await?;
     let y = kind.tries(&b, "y").await?;
-    ensure!(
-        y.is_some(),
-        "expected \"y\" to be free while only \"x\" is held"
-    );
+    ensure!(y.is_some(), "expected \"y\" to be free while only \"x\" is held");
     let z = kind.tries(&a, "z").await?;
     ensure!(z.is_some(), "expected one handle to hold several locks");
     Ok(())
@@ -142,10 +133,7 @@ pub(super) async fn is_not_reentrant(ctx: Ctx, kind: Kind) -> Verdict {
         );
     }
     let waited = kind.waits(&a, "x", Duration::from_millis(100)).await?;
-    ensure!(
-        waited.is_none(),
-        "expected the second entry of one process to wait in vain"
-    );
+    ensure!(waited.is_none(), "expected the second entry of one process to wait in vain");
     held.release().await?;
     ensure!(
         kind.tries(&b, "x").await?.is_some(),
@@ -165,10 +153,7 @@ pub(super) async fn release_then_drop_frees_once(ctx: Ctx, kind: Kind) -> Verdic
         }
         let second = kind.takes(&b, "x").await?;
         let third = kind.tries(&a, "x").await?;
-        ensure!(
-            third.is_none(),
-            "expected the successor to keep its lock, round {round}"
-        );
+        ensure!(third.is_none(), "expected the successor to keep its lock, round {round}");
         second.release().await?;
     }
     Ok(())
@@ -187,10 +172,7 @@ pub(super) async fn try_never_waits(ctx: Ctx, kind: Kind) -> Verdict {
         for handle in [&a, &b] {
             let start = Instant::now();
             let got = soon("a short wait to end", kind.waits(&handle, "x", wait)).await??;
-            ensure!(
-                got.is_none(),
-                "expected a wait of {wait:?} to end with nothing"
-            );
+            ensure!(got.is_none(), "expected a wait of {wait:?} to end with nothing");
             let took = start.elapsed();
             ensure!(
                 took < Duration::from_secs(4),
@@ -213,20 +195,11 @@ pub(super) async fn wait_bounds_everything(ctx: Ctx, kind: Kind) -> Verdict {
         let handle = handle.clone();
         tasks.spawn(async move {
             let start = Instant::now();
-            let got = soon(
-                "the wait to end at its limit",
-                kind.waits(&handle, "x", wait),
-            )
-            .await??;
-            ensure!(
-                got.is_none(),
-                "expected a wait behind a holder to end with nothing"
-            );
+            let got =
+                soon("the wait to end at its limit", kind.waits(&handle, "x", wait)).await??;
+            ensure!(got.is_none(), "expected a wait behind a holder to end with nothing");
             let took = start.elapsed();
-            ensure!(
-                took >= wait * 9 / 10,
-                "expected a wait of {wait:?}, it ended after {took:?}"
-            );
+            ensure!(took >= wait * 9 / 10, "expected a wait of {wait:?}, it ended after {took:?}");
             Ok(())
         });
     }
@@ -249,10 +222,7 @@ pub(super) async fn huge_waits_wait(ctx: Ctx, kind: Kind) -> Verdict {
         );
         held.release().await?;
         let got = soon("the waiter to get the lock", waiter).await???;
-        ensure!(
-            got.is_some(),
-            "expected a wait of {wait:?} to end with the lock"
-        );
+        ensure!(got.is_some(), "expected a wait of {wait:?} to end with the lock");
     }
     Ok(())
 }
@@ -268,10 +238,7 @@ pub(super) async fn waiter_wakes_on_release(ctx: Ctx, kind: Kind) -> Verdict {
         tokio::time::sleep(Duration::from_millis(50)).await; // it waits by now
         held.release().await?;
         let got = soon("the waiter to get the released lock", waiter).await???;
-        ensure!(
-            got.is_some(),
-            "expected the waiter to get the released lock"
-        );
+        ensure!(got.is_some(), "expected the waiter to get the released lock");
     }
     Ok(())
 }
@@ -283,9 +250,7 @@ pub(super) async fn counter_of_100_tasks(ctx: Ctx, kind: Kind) -> Verdict {
     for task in 0..100 {
         let (handle, counter) = (handles[task % 3].clone(), counter.clone());
         tasks.spawn(async move {
-            let guard = kind
-                .waits(&handle, "counter", Duration::from_secs(50))
-                .await?;
+            let guard = kind.waits(&handle, "counter", Duration::from_secs(50)).await?;
             let guard = guard.ok_or_else(|| Fault::new("expected every task to get its turn"))?;
             let count = counter.load(Ordering::SeqCst);
             tokio::task::yield_now().await;
@@ -295,11 +260,7 @@ pub(super) async fn counter_of_100_tasks(ctx: Ctx, kind: Kind) -> Verdict {
     }
     all(tasks).await?;
     let count = counter.load(Ordering::SeqCst);
-    ensure!(
-        count == 100,
-        "expected 100 increments, {} were lost",
-        100 - count
-    );
+    ensure!(count == 100, "expected 100 increments, {} were lost", 100 - count);
     Ok(())
 }
 
@@ -325,13 +286,7 @@ pub(super) async fn fuzz_of_two_names(ctx: Ctx, kind: Kind) -> Verdict {
                     _ => guard.release().await?,
                 }
                 let (key, holder) = (name.to_owned(), format!("task {task}"));
-                history.record(Interval {
-                    key,
-                    holder,
-                    from,
-                    to,
-                    token,
-                });
+                history.record(Interval { key, holder, from, to, token });
             }
             Ok(())
         });
@@ -369,26 +324,18 @@ pub(super) async fn local_waiters_are_served_in_order(ctx: Ctx, kind: Kind) -> V
         let (a, served) = (a.clone(), served.clone());
         let mut wait = Box::pin(async move {
             let guard = kind.takes(&a, "x").await?;
-            served
-                .send(number)
-                .map_err(|_| Fault::new("nobody listens"))?;
+            served.send(number).map_err(|_| Fault::new("nobody listens"))?;
             Ok(guard.release().await?)
         });
         // it has its place before the next one comes
-        ensure!(
-            is_waiting(&mut wait).await,
-            "expected waiter {number} to wait"
-        );
+        ensure!(is_waiting(&mut wait).await, "expected waiter {number} to wait");
         tasks.spawn(wait);
     }
     held.release().await?;
     all(tasks).await?;
     for number in 0..10 {
         let next = order.recv().await;
-        ensure!(
-            next == Some(number),
-            "expected waiter {number} next, it was {next:?}"
-        );
+        ensure!(next == Some(number), "expected waiter {number} next, it was {next:?}");
     }
     Ok(())
 }
@@ -420,10 +367,8 @@ pub(super) async fn panic_frees(ctx: Ctx, kind: Kind) -> Verdict {
             std::future::pending::<()>().await;
         })
     };
-    eventually("the task to hold the lock", || async {
-        Ok(kind.tries(&b, "y").await?.is_none())
-    })
-    .await?;
+    eventually("the task to hold the lock", || async { Ok(kind.tries(&b, "y").await?.is_none()) })
+        .await?;
     aborted.abort();
     kind.takes(&b, "y").await?.release().await?;
     Ok(guard.release().await?)
@@ -461,16 +406,8 @@ pub(super) async fn lost_is_silent_on_release(ctx: Ctx, kind: Kind) -> Verdict {
     for name in ["x", "y"] {
         kind.takes(&a, name).await?.release().await?;
     }
-    ensure!(
-        !first.is_set(),
-        "expected a release not to be told as a loss: {:?}",
-        first.reason()
-    );
-    ensure!(
-        !second.is_set(),
-        "expected a drop not to be told as a loss: {:?}",
-        second.reason()
-    );
+    ensure!(!first.is_set(), "expected a release not to be told as a loss: {:?}", first.reason());
+    ensure!(!second.is_set(), "expected a drop not to be told as a loss: {:?}", second.reason());
     Ok(())
 }
 
@@ -491,10 +428,7 @@ pub(super) async fn one_winner_of_many(ctx: Ctx, kind: Kind) -> Verdict {
             winners.extend(tried??);
         }
         let count = winners.len();
-        ensure!(
-            count == 1,
-            "expected one winner of 24, round {round} had {count}"
-        );
+        ensure!(count == 1, "expected one winner of 24, round {round} had {count}");
         for winner in winners {
             winner.release().await?;
         }
