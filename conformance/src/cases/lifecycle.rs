@@ -236,12 +236,15 @@ async fn restart_keeps_what_is_promised(ctx: Ctx) -> Verdict {
         let mut open = a.claimed(&["x"]).await?;
         let name = format!("event-{round}");
         let admitted = a.admitted(&name, DedupeOptions::default()).await?;
+        // tokens rise per key: so one that is admitted in each round
+        let again = a.admitted("again", DedupeOptions::default()).await?;
         let now = (
             guards.0.token().await?.value(),
             guards.1.token().value(),
             open.token().value(),
-            admitted.token().value(),
+            again.token().value(),
         );
+        again.abandon().await?;
         let rise = now.0 > lock && now.1 > lease && now.2 > claim && now.3 > entry;
         ensure!(
             rise,
