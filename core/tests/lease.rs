@@ -325,7 +325,7 @@ async fn a_store_without_push_is_polled() {
     assert!(released.elapsed() <= LeaseLimits::default().max_poll);
 }
 
-/// Grants everything, and cannot renew one key.
+/// Grants every key but one, and cannot renew another.
 #[derive(Debug)]
 struct OneStuck;
 
@@ -335,8 +335,11 @@ impl LeaseDriver for OneStuck {
         "stub"
     }
 
-    async fn acquire(&self, _: &Key, _: Owner, _: Duration) -> Result<LeaseTry> {
-        Ok(LeaseTry::Acquired(FencingToken(1)))
+    async fn acquire(&self, key: &Key, _: Owner, _: Duration) -> Result<LeaseTry> {
+        match key.as_str() {
+            "unreachable" => Err(Error::new(ErrorKind::Unavailable, "the pool is closed")),
+            _ => Ok(LeaseTry::Acquired(FencingToken(1))),
+        }
     }
 
     async fn renew(&self, renewals: &[Renewal]) -> Result<Vec<bool>> {
@@ -376,4 +379,19 @@ async fn a_lease_that_cannot_be_renewed_is_lost_alone() {
     assert_eq!(stuck.lost().wait().await, LossReason::Expired);
     tokio::time::sleep(secs(30)).await;
     assert!(other.is_held(), "it was lost with another one");
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_wait_ends_when_the_handle_is_closed_though_the_store_only_fails() {
+    let engine = Arc::new(LeaseEngine::new(OneStuck));
+    let waiter = engine.clone();
+    let wait = tokio::spawn(async move {
+        let opts = LeaseOptions::default().wait(Duration::MAX);
+        waiter.lease(&key("unreachable"), opts).await
+    });
+    tokio::time::sleep(secs(3)).await;
+    assert!(!wait.is_finished());
+    engine.close().await.unwrap();
+    let ended = timeout(secs(10), wait).await.expect("it waits on").unwrap();
+    assert_eq!(ended.unwrap_err().kind(), ErrorKind::Unavailable);
 }
