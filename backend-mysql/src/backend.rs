@@ -170,7 +170,7 @@ impl Backend for MySqlBackend {
     }
 
     async fn close(&self) -> Result<()> {
-        self.closed.store(true, Ordering::Release);
+        let first = !self.closed.swap(true, Ordering::AcqRel);
         let locks = async {
             match &self.locks {
                 Locks::User(engine) => {
@@ -181,6 +181,11 @@ impl Backend for MySqlBackend {
             }
         };
         let (locks, leases) = tokio::join!(locks, self.leases.close());
+        // Another close must not take the pool from the releases of the first. If that one was
+        // cancelled, the connections end when they are idle or the handle is dropped.
+        if !first {
+            return Ok(());
+        }
         // a pool's end waits for connections that are in use
         let pools = async {
             drop(self.store.own.clone().disconnect().await);

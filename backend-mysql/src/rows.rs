@@ -9,7 +9,7 @@ use mysql_async::prelude::Queryable;
 
 use crate::claim::{ANSWER, no_answer};
 use crate::error::{code, mapped, server_code};
-use crate::store::{NOW, Store, retried};
+use crate::store::{NOW, Store};
 
 /// The longest single wait on the server, in seconds.
 const SLICE: u64 = 10;
@@ -31,16 +31,53 @@ pub(crate) async fn create(
         .filter(|id| !found.iter().any(|found| id.contains(found.as_str())))
         .map(|id| format!("({id}, {NOW})"))
         .collect();
-    // it ends the first statement's transaction in any case
-    let text = if missing.is_empty() {
-        "COMMIT AND CHAIN".to_owned()
-    } else {
-        format!(
-            "INSERT IGNORE INTO {table} (id, used) VALUES {}; COMMIT AND CHAIN",
-            missing.join(",")
-        )
-    };
-    retried!(tx.query_drop(&text)).map_err(mapped)
+    if missing.is_empty() {
+        return tx.query_drop("COMMIT AND CHAIN").await.map_err(mapped);
+    }
+    // Somebody else may create and lock one meanwhile, for which the insert would wait: as short
+    // as the server can.
+    let shortest = u8::from(!store.is_maria());
+    let text = format!(
+        "{}; INSERT IGNORE INTO {table} (id, used) VALUES {}",
+        set_wait(shortest.into()),
+        missing.join(",")
+    );
+    let inserted = retried_deadlock(tx, &text).await;
+    let restore = format!("{RESTORE_WAIT}; COMMIT AND CHAIN");
+    match inserted {
+        // a row that is waited for is there
+        Err(error) if server_code(&error) != Some(code::LOCK_WAIT_TIMEOUT) => Err(mapped(error)),
+        _ => tx.query_drop(restore).await.map_err(mapped),
+    }
+}
+
+async fn retried_deadlock(tx: &mut Transaction<'static>, text: &str) -> mysql_async::Result<()> {
+    for tries in 1.. {
+        match tx.query_drop(text).await {
+            Err(error) if server_code(&error) == Some(code::DEADLOCK) && tries < 10 => {
+                // the server has ended the transaction, which had done nothing else
+                crate::store::pause(tries, &error).await;
+                let anew = format!(
+                    "{RESTORE_WAIT}; SET TRANSACTION ISOLATION LEVEL READ COMMITTED; \
+                     START TRANSACTION"
+                );
+                tx.query_drop(anew).await?;
+            }
+            outcome => return outcome,
+        }
+    }
+    Ok(())
+}
+
+/// The session's own value is put back before the caller gets the transaction.
+const RESTORE_WAIT: &str = "SET SESSION innodb_lock_wait_timeout = @leasehold_wait";
+
+/// Remembers the session's own value once, and sets another one.
+fn set_wait(seconds: u64) -> String {
+    format!(
+        "SET @leasehold_wait = @@innodb_lock_wait_timeout, \
+         SESSION innodb_lock_wait_timeout = {seconds}"
+    )
 }
 
 /// Locks the rows in order; false if the deadline passes, and the transaction must be rolled back.
@@ -64,18 +101,13 @@ pub(crate) async fn lock(
         let text = if seconds == 0 {
             format!("{rows} NOWAIT")
         } else {
-            // the session's own value is put back before the caller gets the transaction
-            format!(
-                "SET @leasehold_wait = @@innodb_lock_wait_timeout, \
-                 SESSION innodb_lock_wait_timeout = {seconds}; {rows}"
-            )
+            format!("{}; {rows}", set_wait(seconds))
         };
         let limit = Duration::from_secs(seconds) + ANSWER;
         let outcome = tokio::time::timeout(limit, locked(tx, text)).await;
         let outcome = outcome.map_err(|_| no_answer())?;
         if seconds > 0 {
-            let restore = "SET SESSION innodb_lock_wait_timeout = @leasehold_wait";
-            tx.query_drop(restore).await.map_err(mapped)?;
+            tx.query_drop(RESTORE_WAIT).await.map_err(mapped)?;
         }
         match outcome {
             Ok(count) if count == ids.len() => return Ok(true),
