@@ -45,6 +45,9 @@ pub struct MySqlBuilder {
 
 impl Default for MySqlBuilder {
     fn default() -> Self {
+        let mut lease = LeaseLimits::default();
+        // half a megabyte of text
+        lease.max_batch = 5_000;
         Self {
             namespace: String::new(),
             prefix: "leasehold_".to_owned(),
@@ -52,7 +55,7 @@ impl Default for MySqlBuilder {
             own_connections: 8,
             session: SessionLimits::default(),
             max_held: None,
-            lease: LeaseLimits::default(),
+            lease,
             leased_lock_ttl: Duration::from_secs(15),
         }
     }

@@ -20,6 +20,8 @@ pub(crate) mod code {
     pub(crate) const NO_SUCH_THREAD: u16 = 1094;
     pub(crate) const NO_SUCH_TABLE: u16 = 1146;
     pub(crate) const NO_SUCH_COLUMN: u16 = 1054;
+    /// No right to a table, also to one that does not exist.
+    pub(crate) const TABLE_DENIED: u16 = 1142;
     /// `FOR UPDATE NOWAIT` on MySQL.
     pub(crate) const LOCK_NOWAIT: u16 = 3572;
 }

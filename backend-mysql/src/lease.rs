@@ -94,12 +94,13 @@ impl Leases {
         let mut conn = self.store.own.get_conn().await.map_err(mapped)?;
         let opts = TxOpts::default();
         let mut tx = conn.start_transaction(opts).await.map_err(mapped)?;
-        let free = format!("SELECT owner FROM {lease} WHERE {mine} FOR UPDATE SKIP LOCKED");
-        let free: Vec<Vec<u8>> = tx.query(free).await.map_err(mapped)?;
+        let free = format!("SELECT id, owner FROM {lease} WHERE {mine} FOR UPDATE SKIP LOCKED");
+        let free: Vec<(Vec<u8>, Vec<u8>)> = tx.query(free).await.map_err(mapped)?;
         if !free.is_empty() {
-            let list: Vec<String> = free.iter().map(|owner| hex(owner)).collect();
+            // by their ids alone: a kept row must not even be looked at
+            let list: Vec<String> = free.iter().map(|(id, _)| hex(id)).collect();
             let renew = format!(
-                "UPDATE {lease} SET expires = {NOW} + ttl WHERE {mine} AND owner IN ({})",
+                "UPDATE {lease} SET expires = {NOW} + ttl WHERE id IN ({}) AND expires > {NOW}",
                 list.join(",")
             );
             // one that expires in between is not renewed, and is not in the list that is read next
@@ -109,7 +110,8 @@ impl Leases {
         let held: Vec<Vec<u8>> = tx.query(held).await.map_err(mapped)?;
         tx.commit().await.map_err(mapped)?;
         let held: Owners = held.into_iter().collect();
-        let renewed = free.into_iter().filter(|owner| held.contains(owner)).collect();
+        let free = free.into_iter().map(|(_, owner)| owner);
+        let renewed = free.filter(|owner| held.contains(owner)).collect();
         Ok((renewed, held))
     }
 }

@@ -63,7 +63,11 @@ fn another(version: u32) -> Error {
 async fn version(conn: &mut Conn, tables: &Tables) -> Result<Option<u32>> {
     let text = format!("SELECT version FROM {} WHERE id = 1", tables.meta);
     match conn.query_first(text).await {
-        Err(error) if server_code(&error) == Some(code::NO_SUCH_TABLE) => Ok(None),
+        Err(error)
+            if matches!(server_code(&error), Some(code::NO_SUCH_TABLE | code::TABLE_DENIED)) =>
+        {
+            Ok(None)
+        }
         other => other.map_err(mapped),
     }
 }
@@ -80,17 +84,55 @@ pub(crate) async fn housekeep(store: &Store) -> Result<Housekeeping> {
 
 async fn purge(store: &Store, table: &str) -> Result<u64> {
     let meta = &store.tables.meta;
-    let read = format!("SELECT {NOW}, MAX(token) FROM {table} WHERE expires <= {NOW}");
-    let found: Vec<(i64, Option<u64>)> = store.rows(&read).await?;
-    let Some(&(now, Some(highest))) = found.first() else {
+    let read = format!(
+        "SELECT {NOW}, MAX(token), (SELECT floor FROM {meta} WHERE id = 1) FROM {table} \
+         WHERE expires <= {NOW}"
+    );
+    let found: Vec<(i64, Option<u64>, Option<u64>)> = store.rows(&read).await?;
+    let Some(&(now, Some(highest), floor)) = found.first() else {
         return Ok(0);
     };
-    let raise = format!("UPDATE {meta} SET floor = GREATEST(floor, {highest}) WHERE id = 1");
-    store.text(&raise).await?;
+    if floor.is_none_or(|floor| floor < highest) {
+        let raise = format!("UPDATE {meta} SET floor = GREATEST(floor, {highest}) WHERE id = 1");
+        store.text(&raise).await?;
+    }
     // one that was taken again since then has a later expiry or, if freed again, a higher token
-    let delete =
-        format!("DELETE FROM {table} WHERE expires <= {now} AND token <= {highest} LIMIT {BATCH}");
-    all_batches(store, &delete).await
+    let expired = format!("expires <= {now} AND token <= {highest}");
+    purge_rows(store, table, &expired).await
+}
+
+/// In the order of the primary key, as everybody locks rows, so that there is no deadlock; and past
+/// those that are locked, which are in use.
+async fn purge_rows(store: &Store, table: &str, condition: &str) -> Result<u64> {
+    let mut total = 0;
+    let find = format!("SELECT LOWER(HEX(id)) FROM {table} WHERE {condition} LIMIT {BATCH}");
+    let mut conn = store.own.get_conn().await.map_err(mapped)?;
+    loop {
+        let mut ids: Vec<String> = conn.query(&find).await.map_err(mapped)?;
+        if ids.is_empty() {
+            return Ok(total);
+        }
+        ids.sort_unstable();
+        let list = format!("x'{}'", ids.join("',x'"));
+        let opts = mysql_async::TxOpts::default();
+        let mut tx = conn.start_transaction(opts).await.map_err(mapped)?;
+        let lock = format!(
+            "SELECT LOWER(HEX(id)) FROM {table} WHERE id IN ({list}) AND {condition} \
+             FOR UPDATE SKIP LOCKED"
+        );
+        let locked: Vec<String> = tx.query(lock).await.map_err(mapped)?;
+        if !locked.is_empty() {
+            let list = format!("x'{}'", locked.join("',x'"));
+            tx.query_drop(format!("DELETE FROM {table} WHERE id IN ({list})"))
+                .await
+                .map_err(mapped)?;
+        }
+        tx.commit().await.map_err(mapped)?;
+        total += locked.len() as u64;
+        if locked.is_empty() || (ids.len() as u64) < BATCH {
+            return Ok(total);
+        }
+    }
 }
 
 async fn purge_numbers(store: &Store) -> Result<()> {
@@ -101,41 +143,12 @@ async fn purge_numbers(store: &Store) -> Result<()> {
     let Some(keep) = last.map(|last| last.saturating_sub(KEEP_NUMBERS)) else {
         return Ok(());
     };
-    let delete = format!("DELETE FROM {table} WHERE id < {keep} LIMIT {BATCH}");
-    all_batches(store, &delete).await.map(|_| ())
+    let delete = format!("DELETE FROM {table} WHERE id < {keep} ORDER BY id LIMIT {BATCH}");
+    while store.text(&delete).await?.changed == BATCH {}
+    Ok(())
 }
 
-/// Rows that are locked are passed over: they are in use.
 async fn purge_claims(store: &Store) -> Result<()> {
-    let table = &store.tables.claim;
-    let find = format!(
-        "SELECT LOWER(HEX(id)) FROM {table} WHERE used < {NOW} - {KEEP_CLAIM} LIMIT {BATCH} \
-         FOR UPDATE SKIP LOCKED"
-    );
-    let mut conn = store.own.get_conn().await.map_err(mapped)?;
-    loop {
-        let mut tx =
-            conn.start_transaction(mysql_async::TxOpts::default()).await.map_err(mapped)?;
-        let ids: Vec<String> = tx.query(&find).await.map_err(mapped)?;
-        if !ids.is_empty() {
-            let list: Vec<String> = ids.iter().map(|id| format!("x'{id}'")).collect();
-            let delete = format!("DELETE FROM {table} WHERE id IN ({})", list.join(","));
-            tx.query_drop(delete).await.map_err(mapped)?;
-        }
-        tx.commit().await.map_err(mapped)?;
-        if (ids.len() as u64) < BATCH {
-            return Ok(());
-        }
-    }
-}
-
-async fn all_batches(store: &Store, delete: &str) -> Result<u64> {
-    let mut total = 0;
-    loop {
-        let deleted = store.text(delete).await?.changed;
-        total += deleted;
-        if deleted < BATCH {
-            return Ok(total);
-        }
-    }
+    let old = format!("used < {NOW} - {KEEP_CLAIM}");
+    purge_rows(store, &store.tables.claim, &old).await.map(|_| ())
 }
