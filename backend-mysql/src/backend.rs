@@ -27,7 +27,7 @@ use crate::store::Store;
 /// How long `close` waits for the connections to end.
 const CLOSING: Duration = Duration::from_secs(5);
 
-/// All four traits on `MySQL` or `MariaDB`. See the [crate's documentation](crate).
+/// All four traits on MySQL or MariaDB. See the [crate's documentation](crate).
 #[derive(Debug)]
 pub struct MySqlBackend {
     pub(crate) locks: Locks,

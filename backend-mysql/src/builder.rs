@@ -120,7 +120,7 @@ impl MySqlBuilder {
     }
 
     /// The most named locks that the handle's main session holds; default 10,000 on MySQL and 2,000
-    /// on `MariaDB`, where each lock costs the more the more are held.
+    /// on MariaDB, where each lock costs the more the more are held.
     #[must_use]
     pub fn max_held(mut self, locks: usize) -> Self {
         self.max_held = Some(locks);

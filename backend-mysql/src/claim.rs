@@ -52,13 +52,11 @@ impl Claims {
         opts.with_isolation_level(IsolationLevel::ReadCommitted);
         let limit = deadline.remaining().max(CHECKOUT);
         let opening = self.store.pool.start_transaction(opts);
-        let tx = match tokio::time::timeout(limit, opening).await {
-            Ok(tx) => tx.map_err(mapped)?,
-            Err(_) => {
-                let detail = "no connection of the pool was free within the wait";
-                return Err(Error::new(ErrorKind::Unavailable, detail));
-            }
+        let Ok(tx) = tokio::time::timeout(limit, opening).await else {
+            let detail = "no connection of the pool was free within the wait";
+            return Err(Error::new(ErrorKind::Unavailable, detail));
         };
+        let tx = tx.map_err(mapped)?;
         Ok(Guarded { tx: Some(tx), release: String::new() })
     }
 

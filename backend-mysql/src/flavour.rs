@@ -15,7 +15,7 @@ use crate::error::mapped;
 pub enum Flavour {
     /// Oracle's MySQL, Percona Server and what follows them.
     MySql,
-    /// `MariaDB`.
+    /// MariaDB.
     MariaDb,
 }
 

@@ -241,8 +241,8 @@ impl LeaseDriver for Leases {
     }
 
     fn wake_id(&self, key: &Key) -> u64 {
-        let [a, b, c, d, e, f, g, h, ..] = self.row(key);
-        u64::from_be_bytes([a, b, c, d, e, f, g, h])
+        let id = self.row(key);
+        id.iter().take(8).fold(0, |number, byte| number << 8 | u64::from(*byte))
     }
 
     async fn listen(&self) -> Result<Option<Box<dyn WakeSource>>> {

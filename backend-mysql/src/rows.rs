@@ -1,5 +1,5 @@
 //! Claims by row locks, where user-level locks are absent or local to a node (Galera, group
-//! replication, ProxySQL, Vitess): one row per key, locked until the transaction ends.
+//! replication, `ProxySQL`, Vitess): one row per key, locked until the transaction ends.
 
 use std::time::Duration;
 

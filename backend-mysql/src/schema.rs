@@ -1,10 +1,10 @@
 //! The tables: created, checked, purged.
 
 use leasehold_core::{Error, ErrorKind, Housekeeping, Result};
-use mysql_async::Conn;
 use mysql_async::prelude::Queryable;
+use mysql_async::{Conn, TxOpts};
 
-use crate::error::{code, mapped, server_code};
+use crate::error::{code, is_transient, mapped, server_code};
 use crate::store::{NOW, Store, Tables, retried};
 
 /// The statements that [`migrate`](leasehold_core::Backend::migrate) runs, with the prefix
@@ -102,37 +102,50 @@ async fn purge(store: &Store, table: &str) -> Result<u64> {
 }
 
 /// In the order of the primary key, as everybody locks rows, so that there is no deadlock; and past
-/// those that are locked, which are in use.
+/// those that are locked, which are in use. What is in the way all the same is left to the next run.
 async fn purge_rows(store: &Store, table: &str, condition: &str) -> Result<u64> {
     let mut total = 0;
     let find = format!("SELECT LOWER(HEX(id)) FROM {table} WHERE {condition} LIMIT {BATCH}");
     let mut conn = store.own.get_conn().await.map_err(mapped)?;
     loop {
         let mut ids: Vec<String> = conn.query(&find).await.map_err(mapped)?;
-        if ids.is_empty() {
-            return Ok(total);
-        }
         ids.sort_unstable();
-        let list = format!("x'{}'", ids.join("',x'"));
-        let opts = mysql_async::TxOpts::default();
-        let mut tx = conn.start_transaction(opts).await.map_err(mapped)?;
-        let lock = format!(
-            "SELECT LOWER(HEX(id)) FROM {table} WHERE id IN ({list}) AND {condition} \
-             FOR UPDATE SKIP LOCKED"
-        );
-        let locked: Vec<String> = tx.query(lock).await.map_err(mapped)?;
-        if !locked.is_empty() {
-            let list = format!("x'{}'", locked.join("',x'"));
-            tx.query_drop(format!("DELETE FROM {table} WHERE id IN ({list})"))
-                .await
-                .map_err(mapped)?;
-        }
-        tx.commit().await.map_err(mapped)?;
-        total += locked.len() as u64;
-        if locked.is_empty() || (ids.len() as u64) < BATCH {
+        let deleted = match delete_free(&mut conn, table, condition, &ids).await {
+            Err(error) if is_transient(&error) => {
+                tracing::debug!(%error, table, "the rest of the purge is left to the next one");
+                0
+            }
+            outcome => outcome.map_err(mapped)?,
+        };
+        total += deleted;
+        if deleted == 0 || (ids.len() as u64) < BATCH {
             return Ok(total);
         }
     }
+}
+
+async fn delete_free(
+    conn: &mut Conn,
+    table: &str,
+    condition: &str,
+    ids: &[String],
+) -> mysql_async::Result<u64> {
+    if ids.is_empty() {
+        return Ok(0);
+    }
+    let mut tx = conn.start_transaction(TxOpts::default()).await?;
+    let lock = format!(
+        "SELECT LOWER(HEX(id)) FROM {table} WHERE id IN (x'{}') AND {condition} \
+         FOR UPDATE SKIP LOCKED",
+        ids.join("',x'")
+    );
+    let locked: Vec<String> = tx.query(lock).await?;
+    if !locked.is_empty() {
+        let list = locked.join("',x'");
+        tx.query_drop(format!("DELETE FROM {table} WHERE id IN (x'{list}')")).await?;
+    }
+    tx.commit().await?;
+    Ok(locked.len() as u64)
 }
 
 async fn purge_numbers(store: &Store) -> Result<()> {

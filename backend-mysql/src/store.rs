@@ -11,7 +11,7 @@ use crate::error::mapped;
 use crate::flavour::{Flavour, ServerInfo};
 use crate::names::{self, Kind, RowId};
 
-/// Microseconds since 1970 by the server's clock. UTC_TIMESTAMP does not depend on the session's
+/// Microseconds since 1970 by the server's clock. `UTC_TIMESTAMP` does not depend on the session's
 /// time zone, which has hours that come twice. It is that of the statement's start: one that waits
 /// for a row takes over late rather than early, and a new expiry is never before the request was
 /// sent plus the ttl.
@@ -20,7 +20,7 @@ pub(crate) const NOW: &str = "TIMESTAMPDIFF(MICROSECOND, '1970-01-01', UTC_TIMES
 /// How often a statement is sent again after the server rolled it back.
 pub(crate) const TRIES: u32 = 10;
 
-/// Evaluates a future's expression again after InnoDB's deadlocks and lock-wait time-outs.
+/// Evaluates a future's expression again after the server's deadlocks and lock-wait time-outs.
 macro_rules! retried {
     ($work:expr) => {{
         let mut tries = 0;

@@ -328,7 +328,7 @@ async fn passwords_are_not_printed(harness: Arc<MySqlHarness>) -> Verdict {
         format!("mysql://{user}:{password}@:::/"),
     ] {
         let error = MySqlBackend::connect(&bad).await.err().ok_or("a bad url worked")?;
-        printed += &format!("{error} {error:?}");
+        printed.extend([error.to_string(), format!("{error:?}")]);
     }
     ensure!(!printed.contains(password), "it printed {printed}");
     drop((lock, lease, claim));
@@ -337,8 +337,8 @@ async fn passwords_are_not_printed(harness: Arc<MySqlHarness>) -> Verdict {
     Ok(())
 }
 
-/// B97, B100: many tasks admit, complete, abandon and purge a few keys, and lease them: InnoDB's
-/// deadlocks and time-outs are nobody's business.
+/// B97, B100: many tasks admit, complete, abandon and purge a few keys, and lease them: the
+/// server's deadlocks and time-outs are nobody's business.
 async fn contention_of_rows_is_retried(harness: Arc<MySqlHarness>) -> Verdict {
     let namespace = namespace();
     let mut tasks = tokio::task::JoinSet::<leasehold_core::Result<u32>>::new();

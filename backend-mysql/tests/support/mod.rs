@@ -36,7 +36,7 @@ pub(crate) fn certify(kind: Kind, setup: Setup) -> ExitCode {
     }
 }
 
-/// Whether LEASEHOLD_TEST_ONLY, if it is set, names this server.
+/// Whether `LEASEHOLD_TEST_ONLY`, if it is set, names this server.
 pub(crate) fn is_meant(kind: Kind) -> bool {
     let only = std::env::var("LEASEHOLD_TEST_ONLY").unwrap_or_default();
     only.is_empty() || only == kind.name()
