@@ -11,7 +11,7 @@ use leasehold_core::backend::ClaimDriver;
 use leasehold_core::{ClaimTx, Deadline, Error, ErrorKind, FencingToken, Key, Result};
 use mysql_async::consts::StatusFlags;
 use mysql_async::prelude::Queryable;
-use mysql_async::{IsolationLevel, Transaction, TxOpts};
+use mysql_async::{Transaction, TxOpts};
 
 use crate::dedupe;
 use crate::error::{BACKEND, is_interrupted, mapped};
@@ -33,6 +33,9 @@ pub(crate) enum Means {
     Rows,
 }
 
+/// Each statement reads what is committed by then.
+const BEGIN: &str = "SET TRANSACTION ISOLATION LEVEL READ COMMITTED; START TRANSACTION";
+
 /// Begins claims.
 #[derive(Debug)]
 pub(crate) struct Claims {
@@ -45,11 +48,10 @@ impl Claims {
         Self { store, means }
     }
 
-    /// An open transaction. It has read nothing yet, and each statement of it will read what is
-    /// committed then: nothing is older than the locks that it takes next.
+    /// A connection of the pool, in a transaction, which is the only way to own one. It has read
+    /// nothing, and is ended before the claim begins.
     async fn open(&self, deadline: Deadline) -> Result<Guarded> {
-        let mut opts = TxOpts::new();
-        opts.with_isolation_level(IsolationLevel::ReadCommitted);
+        let opts = TxOpts::default();
         let limit = deadline.remaining().max(CHECKOUT);
         let opening = self.store.pool.start_transaction(opts);
         let Ok(tx) = tokio::time::timeout(limit, opening).await else {
@@ -60,26 +62,29 @@ impl Claims {
         Ok(Guarded { tx: Some(tx), release: String::new() })
     }
 
-    /// Takes the locks in order; none if the deadline passes.
+    /// Takes the locks in order, then begins; none if the deadline passes.
     async fn lock(
         &self,
         guarded: &mut Guarded,
         names: &[String],
         deadline: Deadline,
-    ) -> Result<bool> {
+    ) -> Result<Option<FencingToken>> {
         let mut from = 0;
-        while from < names.len() {
-            // all that are free at once
-            let got = guarded.try_locks(&names[from..]).await?;
+        loop {
+            // all that are free at once, and with the last of them the token and the transaction
+            let (got, token) = guarded.try_locks(&self.store, names, from).await?;
+            if token.is_some() {
+                return Ok(token);
+            }
             from += got;
-            let Some(busy) = names.get(from) else { break };
+            let Some(busy) = names.get(from) else { continue };
             // nothing behind a busy one is kept while it is waited for: that would be a deadlock
             if deadline.has_passed() || !self.wait(guarded, busy, deadline).await? {
-                return Ok(false);
+                return Ok(None);
             }
+            guarded.hold(busy);
             from += 1;
         }
-        Ok(true)
     }
 
     async fn wait(&self, guarded: &mut Guarded, name: &str, deadline: Deadline) -> Result<bool> {
@@ -100,21 +105,6 @@ impl Claims {
             }
         }
         Ok(false)
-    }
-
-    /// The next number of the sequence, on disk before the claim begins: a transaction's own rows
-    /// would be rolled back with it. `AND CHAIN` goes on at the same isolation level.
-    async fn token(&self, guarded: &mut Guarded) -> Result<FencingToken> {
-        let table = &self.store.tables.token;
-        let tx = guarded.tx();
-        let text = format!("INSERT INTO {table} VALUES (); COMMIT AND CHAIN");
-        let result = tx.query_iter(text).await.map_err(mapped)?;
-        // that of the first statement; the answer to the second is read next
-        let token = result.last_insert_id();
-        result.drop_result().await.map_err(mapped)?;
-        token.map(FencingToken).ok_or_else(|| {
-            Error::new(ErrorKind::Backend, "the server gave no number of the sequence")
-        })
     }
 }
 
@@ -140,7 +130,8 @@ impl ClaimDriver for Claims {
     async fn begin(&self, ids: &[String], deadline: Deadline) -> Result<Option<Box<dyn ClaimTx>>> {
         let mut guarded = self.open(deadline).await?;
         if self.means == Means::Rows {
-            // creating the rows commits: so the token first, and the locks last
+            let begin = format!("ROLLBACK; {BEGIN}");
+            guarded.tx().query_drop(begin).await.map_err(mapped)?;
             rows::create(&self.store, guarded.tx(), ids).await?;
             if !rows::lock(&self.store, guarded.tx(), ids, deadline).await? {
                 guarded.end("ROLLBACK").await?;
@@ -149,11 +140,10 @@ impl ClaimDriver for Claims {
             let token = rows::token(&self.store, guarded.tx()).await?;
             return Ok(Some(self.claim(guarded, token)));
         }
-        if !self.lock(&mut guarded, ids, deadline).await? {
+        let Some(token) = self.lock(&mut guarded, ids, deadline).await? else {
             guarded.end("ROLLBACK").await?;
             return Ok(None);
-        }
-        let token = self.token(&mut guarded).await?;
+        };
         Ok(Some(self.claim(guarded, token)))
     }
 
@@ -182,28 +172,55 @@ impl Guarded {
         self.tx.as_mut().expect("an open claim has its transaction")
     }
 
-    /// Tries all, and keeps those before the first busy one; says how many.
-    async fn try_locks(&mut self, names: &[String]) -> Result<usize> {
-        let mut text = String::from("SELECT CONCAT(''");
-        for name in names {
-            // writing to a string cannot fail
-            let _ = write!(text, ",IFNULL(GET_LOCK('{name}',0),'n')");
+    /// Tries all from an index on, and keeps those before the first busy one; says how many. If
+    /// all are held then, the same round trip fetches the token and begins the transaction: after
+    /// the locks, so that nothing that it reads is older than they are.
+    ///
+    /// The token is the next number of a sequence, committed before: a transaction's own rows
+    /// would be rolled back with it, or lost in a crash.
+    async fn try_locks(
+        &mut self,
+        store: &Store,
+        names: &[String],
+        from: usize,
+    ) -> Result<(usize, Option<FencingToken>)> {
+        let table = &store.tables.token;
+        let (mut locks, mut all) = (String::new(), String::from("1"));
+        // writing to a string cannot fail
+        for name in &names[from..] {
+            let _ = write!(locks, ",IFNULL(GET_LOCK('{name}',0),'n')");
         }
-        text.push_str(")r");
-        let digits: String = self.tx().query_first(text).await.map_err(mapped)?.unwrap_or_default();
+        for name in names {
+            let _ = write!(all, " AND IS_USED_LOCK('{name}')=CONNECTION_ID()");
+        }
+        let text = format!(
+            "SELECT CONCAT(''{locks})r; INSERT INTO {table} SELECT NULL FROM DUAL WHERE {all}; \
+             COMMIT; {BEGIN}"
+        );
+        let mut result = self.tx().query_iter(text).await.map_err(mapped)?;
+        let digits: Vec<String> = result.collect().await.map_err(mapped)?;
+        // that of the second statement, whose answer has been read with the end of the first
+        let token = Some(result.affected_rows()).filter(|rows| *rows > 0);
+        let token = token.and_then(|_| result.last_insert_id()).map(FencingToken);
+        result.drop_result().await.map_err(mapped)?;
+        let digits = digits.concat();
         let got: Vec<bool> = digits.bytes().map(|digit| digit == b'1').collect();
         let kept = got.iter().take_while(|got| **got).count();
-        for name in &names[..kept] {
+        for name in &names[from..from + kept] {
             self.hold(name);
         }
-        let given_back: String = (kept..names.len())
-            .filter(|i| got.get(*i) == Some(&true))
-            .fold(String::new(), |text, i| format!("{text},RELEASE_LOCK('{}')", names[i]));
+        let given_back: String = (kept..got.len())
+            .filter(|i| got[*i])
+            .fold(String::new(), |text, i| format!("{text},RELEASE_LOCK('{}')", names[from + i]));
         if !given_back.is_empty() {
             let text = format!("DO 0{given_back}");
             self.tx().query_drop(text).await.map_err(mapped)?;
         }
-        Ok(kept)
+        if token.is_none() && from + kept == names.len() {
+            let detail = "the server gave no number of the sequence";
+            return Err(Error::new(ErrorKind::Backend, detail));
+        }
+        Ok((kept, token))
     }
 
     async fn holds(&mut self, name: &str) -> Result<bool> {

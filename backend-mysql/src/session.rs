@@ -10,7 +10,7 @@ use leasehold_core::backend::{
 };
 use leasehold_core::{Error, ErrorKind, FencingToken, Key, Result};
 use mysql_async::prelude::Queryable;
-use mysql_async::{Conn, OptsBuilder};
+use mysql_async::{Conn, OptsBuilder, Statement};
 
 use crate::error::{BACKEND, code, is_interrupted, mapped, server_code};
 use crate::names::Kind;
@@ -80,9 +80,13 @@ impl SessionDriver for Sessions {
             let detail = "the server is read-only: it is not the primary";
             return Err(Error::new(ErrorKind::Unavailable, detail));
         }
+        let try_one = conn.prep("SELECT GET_LOCK(?, 0)").await.map_err(mapped)?;
+        let release_one = conn.prep("SELECT RELEASE_LOCK(?)").await.map_err(mapped)?;
         Ok(LockSession {
             store: self.store.clone(),
             conn,
+            try_one,
+            release_one,
             id,
             token_step: step,
             marker,
@@ -99,6 +103,8 @@ impl SessionDriver for Sessions {
 pub(crate) struct LockSession {
     store: Arc<Store>,
     conn: Conn,
+    try_one: Statement,
+    release_one: Statement,
     id: SessionId,
     /// By how much the token table's ids grow.
     token_step: u64,
@@ -171,25 +177,26 @@ impl LockSession {
         tries: &[String],
     ) -> mysql_async::Result<(Vec<bool>, Vec<Try>)> {
         // the common shapes are prepared; names are plain and need no quoting in the others
-        let digits: Option<String> = match (release, tries) {
-            ([], []) => return Ok((Vec::new(), Vec::new())),
-            ([], [one]) => self.conn.exec_first(TRY, (one,)).await?,
-            ([one], []) => self.conn.exec_first(RELEASE, (one,)).await?,
-            ([freed], [one]) => self.conn.exec_first(RELEASE_AND_TRY, (freed, one)).await?,
-            _ => self.conn.query_first(statement(release, tries)).await?,
-        };
-        let digits = digits.unwrap_or_default();
-        let (released, tried) = digits.as_bytes().split_at(release.len().min(digits.len()));
-        let released = released.iter().map(|digit| *digit == b'1').collect();
-        let tried = tried.iter().map(|digit| match digit {
-            b'1' => Try::Granted(None),
-            b'0' => Try::Busy,
-            _ => Try::Refused(Error::new(
-                ErrorKind::Backend,
-                "the server could not say whether it gave the lock",
-            )),
-        });
-        Ok((released, tried.collect()))
+        match (release, tries) {
+            ([], []) => Ok((Vec::new(), Vec::new())),
+            ([], [one]) => {
+                let got: Option<Option<u8>> = self.conn.exec_first(&self.try_one, (one,)).await?;
+                Ok((Vec::new(), vec![outcome(got.flatten())]))
+            }
+            ([one], []) => {
+                let freed: Option<Option<u8>> =
+                    self.conn.exec_first(&self.release_one, (one,)).await?;
+                Ok((vec![freed.flatten() == Some(1)], Vec::new()))
+            }
+            _ => {
+                let text = statement(release, tries);
+                let digits: String = self.conn.query_first(text).await?.unwrap_or_default();
+                let (freed, got) = digits.as_bytes().split_at(release.len().min(digits.len()));
+                let digit = |byte: &u8| byte.checked_sub(b'0').filter(|digit| *digit < 2);
+                let freed = freed.iter().map(|byte| digit(byte) == Some(1)).collect();
+                Ok((freed, got.iter().map(|byte| outcome(digit(byte))).collect()))
+            }
+        }
     }
 
     /// Which of these this session holds.
@@ -242,12 +249,18 @@ impl LockSession {
     }
 }
 
-// One column that holds a digit per lock. Arguments are evaluated from left to right.
-const TRY: &str = "SELECT CONCAT(IFNULL(GET_LOCK(?,0),'n'))";
-const RELEASE: &str = "SELECT CONCAT(IFNULL(RELEASE_LOCK(?),'n'))";
-const RELEASE_AND_TRY: &str =
-    "SELECT CONCAT(IFNULL(RELEASE_LOCK(?),'n'),IFNULL(GET_LOCK(?,0),'n'))";
+fn outcome(got: Option<u8>) -> Try {
+    match got {
+        Some(1) => Try::Granted(None),
+        Some(_) => Try::Busy,
+        None => Try::Refused(Error::new(
+            ErrorKind::Backend,
+            "the server could not say whether it gave the lock",
+        )),
+    }
+}
 
+/// One column that holds a digit per lock. Arguments are evaluated from left to right.
 fn statement(release: &[String], tries: &[String]) -> String {
     let mut text = String::with_capacity(32 + 100 * (release.len() + tries.len()));
     text.push_str("SELECT CONCAT(''");

@@ -31,7 +31,9 @@ async fn main() -> Outcome<()> {
         if only.is_empty() || only == kind.name() {
             let server = Server::start(kind)?;
             println!("\n{kind} {}", server.version()?);
-            measure(kind, &server.url()).await?;
+            // a task, as the callers of a service are
+            let url = server.url();
+            tokio::spawn(async move { measure(kind, &url).await }).await??;
         }
     }
     Ok(())
