@@ -28,10 +28,8 @@ async fn guards_outlive_their_runtime(ctx: Ctx) -> Verdict {
     let b = ctx.open().await?;
     let inner = ctx.clone();
     let thread = std::thread::spawn(move || -> Verdict {
-        let runtime = tokio::runtime::Builder::new_multi_thread()
-            .worker_threads(1)
-            .enable_all()
-            .build()?;
+        let runtime =
+            tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build()?;
         let short = Duration::from_millis(300);
         let held = runtime.block_on(async {
             let a = inner.open_for_now().await?;
@@ -78,17 +76,10 @@ async fn guards_outlive_their_runtime(ctx: Ctx) -> Verdict {
 async fn dropped_handle_frees_what_it_held(ctx: Ctx) -> Verdict {
     let b = ctx.open().await?;
     let a = ctx.open_for_now().await?;
-    let held = (
-        a.locked("x").await?,
-        a.leased("x", LONG).await?,
-        a.claimed(&["x"]).await?,
-    );
+    let held = (a.locked("x").await?, a.leased("x", LONG).await?, a.claimed(&["x"]).await?);
     let entry = a.admitted("x", DedupeOptions::default()).await?;
     drop(a);
-    ensure!(
-        b.try_lock("x").await?.is_none(),
-        "expected a guard to hold without its handle"
-    );
+    ensure!(b.try_lock("x").await?.is_none(), "expected a guard to hold without its handle");
     ensure!(
         held.0.is_held() && held.1.is_held(),
         "expected guards to be held without their handle"
@@ -97,10 +88,8 @@ async fn dropped_handle_frees_what_it_held(ctx: Ctx) -> Verdict {
     for kind in [Kind::Lock, Kind::Lease, Kind::Claim] {
         kind.takes(&b, "x").await?.release().await?;
     }
-    eventually("the entry to be first again", || async {
-        Ok(b.admission("x").await?.is_first())
-    })
-    .await
+    eventually("the entry to be first again", || async { Ok(b.admission("x").await?.is_first()) })
+        .await
 }
 
 async fn close_frees_and_tells(ctx: Ctx) -> Verdict {
@@ -126,10 +115,7 @@ async fn close_frees_and_tells(ctx: Ctx) -> Verdict {
         "expected guards of a closed handle not to be held"
     );
     let ended = soon("a wait on a closed handle to end", waiting.1).await??;
-    ensure!(
-        ended.is_err(),
-        "expected a wait on a closed handle to fail, got {ended:?}"
-    );
+    ensure!(ended.is_err(), "expected a wait on a closed handle to fail, got {ended:?}");
     for kind in [Kind::Lock, Kind::Lease] {
         kind.takes(&b, "x").await?.release().await?;
         let refused = soon("a call on a closed handle", kind.tries(&a, "x")).await?;
@@ -138,11 +124,7 @@ async fn close_frees_and_tells(ctx: Ctx) -> Verdict {
             "expected a {kind:?} of a closed handle to fail, got {refused:?}"
         );
     }
-    fails(
-        "the release of a closed lease",
-        ErrorKind::Lost,
-        lease.release().await,
-    )?;
+    fails("the release of a closed lease", ErrorKind::Lost, lease.release().await)?;
     Ok(waiting.0.release().await?)
 }
 
@@ -154,11 +136,7 @@ async fn close_twice_is_safe(ctx: Ctx) -> Verdict {
     let (first, second) = soon("both closes to end", both).await?;
     first.and(second)?;
     soon("a third close to end", a.backend.close()).await??;
-    soon(
-        "the close of an unused handle to end",
-        unused.backend.close(),
-    )
-    .await??;
+    soon("the close of an unused handle to end", unused.backend.close()).await??;
     Ok(())
 }
 
@@ -174,10 +152,7 @@ async fn migrate_runs_from_many_at_once(ctx: Ctx) -> Verdict {
                 handle.backend.migrate().await?;
             }
             handle
-                .admitted(
-                    &format!("event-{}", rand::random::<u64>()),
-                    DedupeOptions::default(),
-                )
+                .admitted(&format!("event-{}", rand::random::<u64>()), DedupeOptions::default())
                 .await?
                 .complete()
                 .await?;
@@ -201,20 +176,12 @@ async fn housekeep_runs_from_many_at_once(ctx: Ctx) -> Verdict {
                     handle.backend.housekeep().await?;
                     continue;
                 }
-                let lease = handle
-                    .leased(&format!("key-{}", round % 3), Duration::from_secs(20))
-                    .await?;
-                let opts = DedupeOptions::default()
-                    .retain(Duration::from_millis(100))
-                    .done_at_once();
-                handle
-                    .backend
-                    .admit(&key(&format!("event-{round}")), opts)
-                    .await?;
-                ensure!(
-                    lease.is_held(),
-                    "expected housekeeping to spare live leases"
-                );
+                let lease =
+                    handle.leased(&format!("key-{}", round % 3), Duration::from_secs(20)).await?;
+                let opts =
+                    DedupeOptions::default().retain(Duration::from_millis(100)).done_at_once();
+                handle.backend.admit(&key(&format!("event-{round}")), opts).await?;
+                ensure!(lease.is_held(), "expected housekeeping to spare live leases");
                 lease.release().await?;
             }
             Ok(())
@@ -229,10 +196,7 @@ async fn restart_keeps_what_is_promised(ctx: Ctx) -> Verdict {
     let (mut lock, mut lease, mut claim, mut entry) = (0, 0, 0, 0);
     for round in 0..3 {
         let a = ctx.open().await?;
-        let guards = (
-            a.locked("x").await?,
-            a.leased_once("x", Duration::from_secs(1)).await?,
-        );
+        let guards = (a.locked("x").await?, a.leased_once("x", Duration::from_secs(1)).await?);
         let mut open = a.claimed(&["x"]).await?;
         let name = format!("event-{round}");
         let admitted = a.admitted(&name, DedupeOptions::default()).await?;
@@ -269,17 +233,14 @@ async fn restart_keeps_what_is_promised(ctx: Ctx) -> Verdict {
             "expected done to stay done, it is {next:?}"
         );
     }
-    ctx.nothing_left().await?;
+    ctx.nothing_left(PATIENCE).await?;
     ctx.tidy().await;
     Ok(())
 }
 
 async fn handle_recovers_from_a_restart(ctx: Ctx) -> Verdict {
     let own = ctx.harness().private().await?;
-    let session_locks = ctx
-        .harness()
-        .lacks(crate::harness::Need::SessionLocks)
-        .is_none();
+    let session_locks = ctx.harness().lacks(crate::harness::Need::SessionLocks).is_none();
     let ctx = ctx.on(own);
     let a = ctx.open().await?;
     let lock = a.locked("x").await?;
@@ -299,7 +260,7 @@ async fn handle_recovers_from_a_restart(ctx: Ctx) -> Verdict {
         });
         again.await?.release().await?;
     }
-    ctx.nothing_left().await?;
+    ctx.nothing_left(PATIENCE).await?;
     ctx.tidy().await;
     Ok(())
 }
