@@ -54,7 +54,7 @@ impl Leases {
         self.store.row(self.kind, key)
     }
 
-    /// The condition of being held. An owner is of one acquisition, so no pair of an id and
+    /// The condition of being held, to be looked up by the primary key: a scan would lock others. An owner is of one acquisition, so no pair of an id and
     /// another one's owner can match.
     fn mine(&self, renewals: &[Renewal]) -> String {
         let ids: Vec<String> = renewals.iter().map(|r| hex(&self.row(&r.key))).collect();
@@ -71,13 +71,16 @@ impl Leases {
             // there SKIP LOCKED is not heeded within an update; no wait at all fails it instead
             format!(
                 "SET STATEMENT innodb_lock_wait_timeout = 0 FOR \
-                 UPDATE {lease} SET expires = {NOW} + ttl WHERE {mine}"
+                 UPDATE {lease} FORCE INDEX (PRIMARY) SET expires = {NOW} + ttl WHERE {mine}"
             )
         } else {
-            // the limit keeps the inner query from being merged into the outer one
+            // the limit keeps the inner query from being merged into the outer one, which then must
+            // look up the rows that the inner one has locked, and not scan
             format!(
-                "UPDATE {lease} JOIN (SELECT id FROM {lease} WHERE {mine} LIMIT 1000000 \
-                 FOR UPDATE SKIP LOCKED) free USING (id) SET expires = {NOW} + ttl"
+                "UPDATE (SELECT id FROM {lease} FORCE INDEX (PRIMARY) WHERE {mine} \
+                 LIMIT 1000000 FOR UPDATE SKIP LOCKED) free \
+                 STRAIGHT_JOIN {lease} FORCE INDEX (PRIMARY) ON {lease}.id = free.id \
+                 SET expires = {NOW} + ttl"
             )
         };
         let mut conn = self.store.own.get_conn().await.map_err(mapped)?;
@@ -94,13 +97,17 @@ impl Leases {
         let mut conn = self.store.own.get_conn().await.map_err(mapped)?;
         let opts = TxOpts::default();
         let mut tx = conn.start_transaction(opts).await.map_err(mapped)?;
-        let free = format!("SELECT id, owner FROM {lease} WHERE {mine} FOR UPDATE SKIP LOCKED");
+        let free = format!(
+            "SELECT id, owner FROM {lease} FORCE INDEX (PRIMARY) WHERE {mine} \
+             FOR UPDATE SKIP LOCKED"
+        );
         let free: Vec<(Vec<u8>, Vec<u8>)> = tx.query(free).await.map_err(mapped)?;
         if !free.is_empty() {
             // by their ids alone: a kept row must not even be looked at
             let list: Vec<String> = free.iter().map(|(id, _)| hex(id)).collect();
             let renew = format!(
-                "UPDATE {lease} SET expires = {NOW} + ttl WHERE id IN ({}) AND expires > {NOW}",
+                "UPDATE {lease} FORCE INDEX (PRIMARY) SET expires = {NOW} + ttl \
+                 WHERE id IN ({}) AND expires > {NOW}",
                 list.join(",")
             );
             // one that expires in between is not renewed, and is not in the list that is read next

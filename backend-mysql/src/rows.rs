@@ -90,18 +90,20 @@ pub(crate) async fn lock(
     if ids.is_empty() {
         return Ok(true);
     }
-    let rows = format!(
-        "SELECT id FROM {} WHERE id IN ({}) ORDER BY id FOR UPDATE",
-        store.tables.claim,
-        ids.join(",")
-    );
+    // a statement per row, in order: a list of ids might be looked up by a scan, which would lock
+    // the rows of others
+    let table = &store.tables.claim;
+    let rows = |how: &str| -> String {
+        let lock = |id: &String| format!("SELECT id FROM {table} WHERE id = {id} FOR UPDATE{how}");
+        ids.iter().map(lock).collect::<Vec<_>>().join("; ")
+    };
     loop {
         // the server counts whole seconds: the rest of a wait is spent with tries
         let seconds = deadline.remaining().as_secs().min(SLICE);
         let text = if seconds == 0 {
-            format!("{rows} NOWAIT")
+            rows(" NOWAIT")
         } else {
-            format!("{}; {rows}", set_wait(seconds))
+            format!("{}; {}", set_wait(seconds), rows(""))
         };
         let limit = Duration::from_secs(seconds) + ANSWER;
         let outcome = tokio::time::timeout(limit, locked(tx, text)).await;
