@@ -179,6 +179,9 @@ impl<D: LeaseDriver> Inner<D> {
         let mut registration = None;
         let mut backoff = Backoff::new(Duration::from_millis(20), limits.max_poll);
         loop {
+            if inner.heart().is_closed() {
+                return Err(closed());
+            }
             let attempt = Self::attempt(inner.clone(), key.clone(), opts, owner, permit);
             let pause = match tokio::spawn(attempt).await.map_err(|_| closed())? {
                 Outcome::Acquired(guard) => {
