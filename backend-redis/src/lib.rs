@@ -1,1 +1,21 @@
 //! leasehold on Redis and Valkey.
+
+mod backend;
+mod builder;
+mod check;
+mod claim;
+mod conn;
+mod dedupe;
+mod error;
+mod keys;
+mod lease;
+mod locks;
+mod script;
+mod tx;
+mod wake;
+mod writes;
+
+pub use backend::RedisBackend;
+pub use builder::Builder;
+pub use fred;
+pub use tx::RedisTx;
