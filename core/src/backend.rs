@@ -208,12 +208,7 @@ pub struct Batch<Id> {
 
 impl<Id> Default for Batch<Id> {
     fn default() -> Self {
-        Self {
-            kill: Vec::new(),
-            release: Vec::new(),
-            tries: Vec::new(),
-            tokens: Vec::new(),
-        }
+        Self { kill: Vec::new(), release: Vec::new(), tries: Vec::new(), tokens: Vec::new() }
     }
 }
 

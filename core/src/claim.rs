@@ -140,11 +140,8 @@ impl Claim {
         let backend = self.backend;
         self.open_tx().tx().downcast_mut().ok_or_else(|| {
             let wanted = std::any::type_name::<T>();
-            Error::new(
-                ErrorKind::WrongBackend,
-                format!("the transaction is not a {wanted}"),
-            )
-            .at(backend, "tx")
+            Error::new(ErrorKind::WrongBackend, format!("the transaction is not a {wanted}"))
+                .at(backend, "tx")
         })
     }
 
@@ -241,11 +238,7 @@ impl Claim {
 
     fn open_tx(&mut self) -> &mut dyn ClaimTx {
         // `open` is taken only by the methods that consume the claim
-        &mut *self
-            .open
-            .as_mut()
-            .expect("an open claim has its transaction")
-            .tx
+        &mut *self.open.as_mut().expect("an open claim has its transaction").tx
     }
 }
 

@@ -1,6 +1,6 @@
 //! Dedupe: [`Dedupe`], [`Admission`], [`DedupeGuard`] and [`DedupeExt`].
 
-use std::fmt::Debug;
+use std::fmt::{self, Debug};
 use std::time::{Duration, SystemTime};
 
 use async_trait::async_trait;
@@ -93,12 +93,21 @@ pub trait DedupeHold: Debug + Send + Sync + 'static {
 
 /// An admitted key that is in progress. Dropping it abandons the key in the background, so that a
 /// redelivery is first again.
-#[derive(Debug)]
 pub struct DedupeGuard {
     key: Key,
     token: FencingToken,
     signal: LossSignal,
     hold: Box<dyn DedupeHold>,
+}
+
+impl Debug for DedupeGuard {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("DedupeGuard")
+            .field("key", &self.key)
+            .field("token", &self.token)
+            .field("lost", &self.signal.reason())
+            .finish_non_exhaustive()
+    }
 }
 
 impl DedupeGuard {
@@ -109,12 +118,7 @@ impl DedupeGuard {
         signal: LossSignal,
         hold: Box<dyn DedupeHold>,
     ) -> Self {
-        Self {
-            key,
-            token,
-            signal,
-            hold,
-        }
+        Self { key, token, signal, hold }
     }
 
     /// The admitted key.

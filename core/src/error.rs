@@ -139,10 +139,7 @@ impl Error {
     /// False for [`ErrorKind::Lost`] (acquire anew, and look at what was half done) and for
     /// [`ErrorKind::CommitUnknown`] (look first whether it happened).
     pub fn is_retryable(&self) -> bool {
-        matches!(
-            self.0.kind,
-            ErrorKind::Unavailable | ErrorKind::Deadlock | ErrorKind::Exhausted
-        )
+        matches!(self.0.kind, ErrorKind::Unavailable | ErrorKind::Deadlock | ErrorKind::Exhausted)
     }
 
     pub(crate) fn on_key(self, key: &Key) -> Self {
@@ -184,10 +181,7 @@ impl fmt::Debug for Error {
 
 impl std::error::Error for Error {
     fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
-        self.0
-            .source
-            .as_deref()
-            .map(|source| source as &(dyn std::error::Error + 'static))
+        self.0.source.as_deref().map(|source| source as &(dyn std::error::Error + 'static))
     }
 }
 

@@ -119,10 +119,7 @@ impl Keys {
     /// # Errors
     /// [`ErrorKind::InvalidKey`] for the first name that is not a [`Key`].
     pub fn new<N: AsRef<str>>(names: impl IntoIterator<Item = N>) -> Result<Self> {
-        let keys = names
-            .into_iter()
-            .map(Key::new)
-            .collect::<Result<Vec<_>>>()?;
+        let keys = names.into_iter().map(Key::new).collect::<Result<Vec<_>>>()?;
         Ok(keys.into_iter().collect())
     }
 

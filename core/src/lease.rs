@@ -1,7 +1,7 @@
 //! Leases: [`Lease`], its [`LeaseGuard`] and [`LeaseExt`].
 
 use std::any::Any;
-use std::fmt::Debug;
+use std::fmt::{self, Debug};
 use std::ops::AsyncFnOnce;
 use std::time::Duration;
 
@@ -58,12 +58,21 @@ pub trait LeaseHold: Debug + Send + Sync + 'static {
 
 /// A held [`Lease`]. Dropping it stops the renewals and releases in the background, promptly; a
 /// *forgotten* guard is renewed for ever unless [`LeaseOptions::max_hold`] is set.
-#[derive(Debug)]
 pub struct LeaseGuard {
     key: Key,
     token: FencingToken,
     signal: LossSignal,
     hold: Box<dyn LeaseHold>,
+}
+
+impl Debug for LeaseGuard {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("LeaseGuard")
+            .field("key", &self.key)
+            .field("token", &self.token)
+            .field("lost", &self.signal.reason())
+            .finish_non_exhaustive()
+    }
 }
 
 impl LeaseGuard {
@@ -74,12 +83,7 @@ impl LeaseGuard {
         signal: LossSignal,
         hold: Box<dyn LeaseHold>,
     ) -> Self {
-        Self {
-            key,
-            token,
-            signal,
-            hold,
-        }
+        Self { key, token, signal, hold }
     }
 
     pub(crate) fn into_parts(self) -> (Key, FencingToken, LossSignal, Box<dyn LeaseHold>) {
@@ -127,10 +131,7 @@ impl LeaseGuard {
         if !self.is_held() {
             return Err(lost_error("renew", &self.key, self.signal.reason()));
         }
-        self.hold
-            .renew()
-            .await
-            .map_err(|error| error.on_key(&self.key))
+        self.hold.renew().await.map_err(|error| error.on_key(&self.key))
     }
 
     /// Fails unless the lease is still held, by the store's clock, and keeps it from being taken
@@ -149,10 +150,7 @@ impl LeaseGuard {
         if !self.is_held() {
             return Err(lost_error("verify", &self.key, self.signal.reason()));
         }
-        self.hold
-            .verify(tx)
-            .await
-            .map_err(|error| error.on_key(&self.key))
+        self.hold.verify(tx).await.map_err(|error| error.on_key(&self.key))
     }
 
     /// Stops the renewals, releases the lease and waits until the store has freed it.

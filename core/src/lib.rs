@@ -85,3 +85,7 @@ pub use options::{
     MAX_TTL, MIN_TTL,
 };
 pub use token::FencingToken;
+
+#[cfg(doctest)]
+#[doc = include_str!("../../README.md")]
+struct Readme;

@@ -135,10 +135,7 @@ impl LossSignal {
 
     /// A signal for a hold that is lost at `deadline` unless it is extended.
     pub fn until(deadline: Instant) -> Self {
-        Self::with(State {
-            deadline: Some(deadline),
-            ..State::default()
-        })
+        Self::with(State { deadline: Some(deadline), ..State::default() })
     }
 
     fn with(state: State) -> Self {
@@ -229,10 +226,7 @@ mod tests {
         assert!(signal.extend(start + Duration::from_secs(5)));
         assert_eq!(lost.wait().await, LossReason::Expired);
         assert_eq!(start.elapsed(), Duration::from_secs(5));
-        assert!(
-            !signal.extend(start + Duration::from_secs(9)),
-            "a late answer resurrected it"
-        );
+        assert!(!signal.extend(start + Duration::from_secs(9)), "a late answer resurrected it");
         assert_eq!(lost.wait().await, LossReason::Expired);
     }
 

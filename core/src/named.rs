@@ -1,6 +1,6 @@
 //! Named locks: [`NamedLock`], its [`LockGuard`] and [`NamedLockExt`].
 
-use std::fmt::Debug;
+use std::fmt::{self, Debug};
 use std::ops::AsyncFnOnce;
 use std::sync::OnceLock;
 
@@ -58,12 +58,21 @@ pub trait LockHold: Debug + Send + Sync + 'static {
 }
 
 /// A held [`NamedLock`]. Dropping it releases in the background, promptly.
-#[derive(Debug)]
 pub struct LockGuard {
     key: Key,
     token: OnceLock<FencingToken>,
     signal: LossSignal,
     hold: Box<dyn LockHold>,
+}
+
+impl Debug for LockGuard {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("LockGuard")
+            .field("key", &self.key)
+            .field("token", &self.token.get())
+            .field("lost", &self.signal.reason())
+            .finish_non_exhaustive()
+    }
 }
 
 impl LockGuard {
@@ -76,12 +85,7 @@ impl LockGuard {
         hold: Box<dyn LockHold>,
     ) -> Self {
         let token = token.map(OnceLock::from).unwrap_or_default();
-        Self {
-            key,
-            token,
-            signal,
-            hold,
-        }
+        Self { key, token, signal, hold }
     }
 
     /// The locked key.
@@ -103,11 +107,7 @@ impl LockGuard {
         if !self.is_held() {
             return Err(lost_error("token", &self.key, self.signal.reason()));
         }
-        let token = self
-            .hold
-            .token()
-            .await
-            .map_err(|error| error.on_key(&self.key))?;
+        let token = self.hold.token().await.map_err(|error| error.on_key(&self.key))?;
         Ok(*self.token.get_or_init(|| token))
     }
 

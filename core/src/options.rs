@@ -33,9 +33,7 @@ impl Default for LockOptions {
 impl LockOptions {
     /// Tries once.
     pub fn try_once() -> Self {
-        Self {
-            wait: Duration::ZERO,
-        }
+        Self { wait: Duration::ZERO }
     }
 
     /// Waits at most so long.
@@ -63,12 +61,7 @@ pub struct LeaseOptions {
 
 impl Default for LeaseOptions {
     fn default() -> Self {
-        Self {
-            ttl: Duration::from_secs(30),
-            wait: DEFAULT_WAIT,
-            auto_renew: true,
-            max_hold: None,
-        }
+        Self { ttl: Duration::from_secs(30), wait: DEFAULT_WAIT, auto_renew: true, max_hold: None }
     }
 }
 
@@ -93,19 +86,13 @@ impl LeaseOptions {
     /// Leaves the renewals to the caller.
     #[must_use]
     pub fn manual_renewal(self) -> Self {
-        Self {
-            auto_renew: false,
-            ..self
-        }
+        Self { auto_renew: false, ..self }
     }
 
     /// Ends the automatic renewals after this time.
     #[must_use]
     pub fn max_hold(self, max_hold: Duration) -> Self {
-        Self {
-            max_hold: Some(max_hold),
-            ..self
-        }
+        Self { max_hold: Some(max_hold), ..self }
     }
 
     /// Checks the ranges.
@@ -134,9 +121,7 @@ impl Default for ClaimOptions {
 impl ClaimOptions {
     /// Tries once.
     pub fn try_once() -> Self {
-        Self {
-            wait: Duration::ZERO,
-        }
+        Self { wait: Duration::ZERO }
     }
 
     /// Waits at most so long.
@@ -176,19 +161,13 @@ impl DedupeOptions {
     /// Lets an unfinished entry be taken over after so long.
     #[must_use]
     pub fn in_progress(self, in_progress: Duration) -> Self {
-        Self {
-            in_progress: Some(in_progress),
-            ..self
-        }
+        Self { in_progress: Some(in_progress), ..self }
     }
 
     /// Records the key as done when it is admitted.
     #[must_use]
     pub fn done_at_once(self) -> Self {
-        Self {
-            in_progress: None,
-            ..self
-        }
+        Self { in_progress: None, ..self }
     }
 
     /// Checks the ranges.
@@ -222,11 +201,7 @@ pub struct Deadline(Option<Instant>);
 impl Deadline {
     /// Now plus `wait`; a wait too long for the clock is for ever.
     pub fn after(wait: Duration) -> Self {
-        Self(
-            Instant::now()
-                .checked_add(wait)
-                .filter(|_| wait < Duration::MAX),
-        )
+        Self(Instant::now().checked_add(wait).filter(|_| wait < Duration::MAX))
     }
 
     /// No end.
@@ -236,9 +211,7 @@ impl Deadline {
 
     /// The time that is left: zero once it has passed, [`Duration::MAX`] for ever.
     pub fn remaining(self) -> Duration {
-        self.0.map_or(Duration::MAX, |at| {
-            at.saturating_duration_since(Instant::now())
-        })
+        self.0.map_or(Duration::MAX, |at| at.saturating_duration_since(Instant::now()))
     }
 
     /// Whether it has passed.

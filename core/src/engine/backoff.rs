@@ -13,18 +13,16 @@ pub(super) struct Backoff {
 
 impl Backoff {
     pub(super) fn new(first: Duration, cap: Duration) -> Self {
-        Self {
-            first,
-            cap,
-            tries: 0,
-        }
+        Self { first, cap, tries: 0 }
+    }
+
+    /// How many delays it has given.
+    pub(super) fn tries(&self) -> u32 {
+        self.tries
     }
 
     pub(super) fn next(&mut self) -> Duration {
-        let delay = self
-            .first
-            .saturating_mul(1 << self.tries.min(16))
-            .min(self.cap);
+        let delay = self.first.saturating_mul(1 << self.tries.min(16)).min(self.cap);
         self.tries += 1;
         jittered(delay)
     }

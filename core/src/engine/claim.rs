@@ -28,10 +28,7 @@ pub struct ClaimEngine<D: ClaimDriver> {
 impl<D: ClaimDriver> ClaimEngine<D> {
     /// An engine over `driver`.
     pub fn new(driver: D) -> Self {
-        Self {
-            driver: Arc::new(driver),
-            gate: Gate::new(),
-        }
+        Self { driver: Arc::new(driver), gate: Gate::new() }
     }
 
     /// The driver.
@@ -50,9 +47,7 @@ impl<D: ClaimDriver> ClaimEngine<D> {
             }
         }
         let ids: Vec<D::Id> = ids.into_iter().collect();
-        let limit = deadline
-            .remaining()
-            .saturating_add(self.driver.answer_limit());
+        let limit = deadline.remaining().saturating_add(self.driver.answer_limit());
         let (driver, keys) = (self.driver.clone(), keys.clone());
         let (mut reply, answer) = oneshot::channel();
         tokio::spawn(async move {

@@ -8,6 +8,7 @@ use async_trait::async_trait;
 use tokio::runtime::Handle;
 use tokio::time::Instant;
 
+use super::backoff::Backoff;
 use super::{closed, limited};
 use crate::backend::{Admit, AdmitAnswer, DedupeDriver, Owner};
 use crate::dedupe::{Admission, Dedupe, DedupeGuard, DedupeHold};
@@ -15,6 +16,9 @@ use crate::error::{Error, ErrorKind, Result};
 use crate::key::Key;
 use crate::lost::LossSignal;
 use crate::options::DedupeOptions;
+
+/// How often an admission that failed is asked for again, within the answer limit.
+const RETRIES: u32 = 3;
 
 /// Makes a [`Dedupe`] of a [`DedupeDriver`].
 #[derive(Debug)]
@@ -25,9 +29,7 @@ pub struct DedupeEngine<D: DedupeDriver> {
 impl<D: DedupeDriver> DedupeEngine<D> {
     /// An engine over `driver`.
     pub fn new(driver: D) -> Self {
-        Self {
-            driver: Arc::new(driver),
-        }
+        Self { driver: Arc::new(driver) }
     }
 
     /// The driver.
@@ -52,9 +54,7 @@ impl<D: DedupeDriver> DedupeEngine<D> {
             });
         }
         let driver = self.driver.clone();
-        let answers = tokio::spawn(admit(driver, items))
-            .await
-            .map_err(|_| closed())??;
+        let answers = tokio::spawn(admit(driver, items)).await.map_err(|_| closed())??;
         let mut answers: Vec<_> = answers.into_iter().map(Some).collect();
         let repeats = keys.iter().map(|key| (key, first[key]));
         // the first of equal keys takes the answer, the rest are asked for once more
@@ -83,7 +83,20 @@ impl<D: DedupeDriver> DedupeEngine<D> {
 
 async fn admit<D: DedupeDriver>(driver: Arc<D>, items: Vec<Admit>) -> Result<Vec<Admission>> {
     let sent = Instant::now();
-    let answers = match limited(driver.answer_limit(), driver.admit(&items)).await {
+    let asked = limited(driver.answer_limit(), async {
+        // the same owners may ask again: what they were granted by a lost answer is still theirs
+        let mut backoff = Backoff::new(Duration::from_millis(20), Duration::from_millis(200));
+        loop {
+            match driver.admit(&items).await {
+                Err(error) if error.is_retryable() && backoff.tries() < RETRIES => {
+                    tracing::debug!(%error, "admit failed, asking again");
+                    tokio::time::sleep(backoff.next()).await;
+                }
+                answered => return answered,
+            }
+        }
+    });
+    let answers = match asked.await {
         Ok(answers) if answers.len() == items.len() => answers,
         outcome => {
             // what it did is not known: whatever was admitted is taken back
@@ -91,10 +104,7 @@ async fn admit<D: DedupeDriver>(driver: Arc<D>, items: Vec<Admit>) -> Result<Vec
                 drop(Hold::new(&driver, &item));
             }
             return Err(outcome.err().unwrap_or_else(|| {
-                Error::new(
-                    ErrorKind::Backend,
-                    "the store answered another number of keys",
-                )
+                Error::new(ErrorKind::Backend, "the store answered another number of keys")
             }));
         }
     };

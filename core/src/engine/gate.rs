@@ -47,10 +47,7 @@ pub(super) enum Entry<W: Waiter> {
 
 impl<W: Waiter> Gate<W> {
     pub(super) fn new() -> Self {
-        Self(Arc::new(Mutex::new(Queues {
-            queues: HashMap::new(),
-            next_place: 0,
-        })))
+        Self(Arc::new(Mutex::new(Queues { queues: HashMap::new(), next_place: 0 })))
     }
 
     fn lock(&self) -> MutexGuard<'_, Queues<W>> {
@@ -64,23 +61,13 @@ impl<W: Waiter> Gate<W> {
         match queues.queues.get_mut(id) {
             None => {
                 queues.queues.insert(id.clone(), BTreeMap::new());
-                Entry::Free(
-                    Permit {
-                        gate: self.clone(),
-                        id: Some(id.clone()),
-                    },
-                    waiter,
-                )
+                Entry::Free(Permit { gate: self.clone(), id: Some(id.clone()) }, waiter)
             }
             Some(_) if !may_queue => Entry::Busy,
             Some(queue) => {
                 queue.insert(place, waiter);
                 queues.next_place += 1;
-                Entry::Queued(Place {
-                    gate: self.clone(),
-                    id: id.clone(),
-                    place,
-                })
+                Entry::Queued(Place { gate: self.clone(), id: id.clone(), place })
             }
         }
     }
@@ -95,9 +82,7 @@ impl<W: Waiter> Gate<W> {
 impl<W: Waiter> Permit<W> {
     pub(super) fn id(&self) -> &W::Id {
         // only `drop` empties it
-        self.id
-            .as_ref()
-            .expect("a permit has its id until it is dropped")
+        self.id.as_ref().expect("a permit has its id until it is dropped")
     }
 
     /// Takes the next waiter out of the queue without giving it the permit.
@@ -120,10 +105,7 @@ impl<W: Waiter> Drop for Permit<W> {
                 next
             };
             let Some((_, waiter)) = waiter else { return };
-            match waiter.turn(Self {
-                gate: self.gate.clone(),
-                id: Some(id.clone()),
-            }) {
+            match waiter.turn(Self { gate: self.gate.clone(), id: Some(id.clone()) }) {
                 Ok(()) => return,
                 // that waiter is gone: the permit that came back must not pass itself on
                 Err(mut back) => back.id = None,
@@ -136,10 +118,7 @@ impl<W: Waiter> Place<W> {
     /// Leaves the queue; false if the waiter is not in it any more, because its turn has come.
     pub(super) fn leave(&self) -> bool {
         let mut queues = self.gate.lock();
-        queues
-            .queues
-            .get_mut(&self.id)
-            .is_some_and(|queue| queue.remove(&self.place).is_some())
+        queues.queues.get_mut(&self.id).is_some_and(|queue| queue.remove(&self.place).is_some())
     }
 }
 
@@ -157,9 +136,7 @@ impl<W: Waiter> Clone for Gate<W> {
 
 impl<W: Waiter> Debug for Gate<W> {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Gate")
-            .field("keys", &self.lock().queues.len())
-            .finish()
+        f.debug_struct("Gate").field("keys", &self.lock().queues.len()).finish()
     }
 }
 
@@ -215,11 +192,7 @@ mod tests {
     async fn permits_pass_in_order_past_those_who_left() {
         let gate: Gate<Turn<u8>> = Gate::new();
         let first = gate.acquire(&1, Deadline::never()).await.unwrap();
-        assert!(
-            gate.acquire(&1, Deadline::after(Duration::ZERO))
-                .await
-                .is_none()
-        );
+        assert!(gate.acquire(&1, Deadline::after(Duration::ZERO)).await.is_none());
         let queue: Vec<_> = (0..4)
             .map(|_| {
                 let gate = gate.clone();

@@ -31,10 +31,7 @@ use crate::error::{Error, ErrorKind, Result};
 /// Runs one call to the store, at most for `limit`.
 async fn limited<T>(limit: Duration, call: impl Future<Output = Result<T>>) -> Result<T> {
     tokio::time::timeout(limit, call).await.unwrap_or_else(|_| {
-        Err(Error::new(
-            ErrorKind::Unavailable,
-            format!("no answer within {limit:?}"),
-        ))
+        Err(Error::new(ErrorKind::Unavailable, format!("no answer within {limit:?}")))
     })
 }
 

@@ -53,11 +53,7 @@ impl WakeHub {
     pub(super) fn register(self: &Arc<Self>, id: u64) -> Registration {
         let notify = Arc::new(Notify::new());
         self.lock().entry(id).or_default().push(notify.clone());
-        Registration {
-            hub: self.clone(),
-            id,
-            notify,
-        }
+        Registration { hub: self.clone(), id, notify }
     }
 
     fn deliver(&self, wake: Wake) {
@@ -139,8 +135,6 @@ impl Drop for WakeHub {
 
 impl Debug for WakeHub {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("WakeHub")
-            .field("keys", &self.lock().len())
-            .finish_non_exhaustive()
+        f.debug_struct("WakeHub").field("keys", &self.lock().len()).finish_non_exhaustive()
     }
 }

@@ -41,13 +41,7 @@ impl MemoryDriver {
     ) -> Self {
         lease_limits.watch_held = true;
         let link = MemoryLink::new(store.clone());
-        Self {
-            store,
-            namespace: namespace.into(),
-            link,
-            session_limits,
-            lease_limits,
-        }
+        Self { store, namespace: namespace.into(), link, session_limits, lease_limits }
     }
 
     /// The store.
@@ -72,11 +66,7 @@ impl MemoryDriver {
         let (store, link) = (self.store.clone(), self.link.id());
         let opened = move || {
             let (id, alive) = store.open_session(link);
-            Guarded {
-                store,
-                id,
-                alive: Some(alive),
-            }
+            Guarded { store, id, alive: Some(alive) }
         };
         let mut opened = self.link.call(opened).await?;
         let alive = opened.alive.take().ok_or_else(cut)?;
@@ -184,10 +174,7 @@ impl Session for MemorySession {
         let (batch, alive) = (batch.clone(), self.alive.clone());
         let name = move |key: &Key| (namespace.clone(), key.clone());
         let answer = self.link.call(move || {
-            batch
-                .kill
-                .iter()
-                .for_each(|session| store.end_session(*session));
+            batch.kill.iter().for_each(|session| store.end_session(*session));
             let release = |key| store.unlock(Kind::Named, &name(key), id);
             let released = batch.release.iter().map(release).collect();
             let attempt = |key| match store.try_lock(Kind::Named, &name(key), id) {
@@ -196,11 +183,7 @@ impl Session for MemorySession {
             };
             let tries = batch.tries.iter().map(attempt).collect();
             let tokens = batch.tokens.iter().map(|_| store.next_token()).collect();
-            let answer = BatchAnswer {
-                released,
-                tries,
-                tokens,
-            };
+            let answer = BatchAnswer { released, tries, tokens };
             alive.borrow().then_some(answer)
         });
         answer.await?.ok_or_else(cut)
@@ -211,11 +194,7 @@ impl Session for MemorySession {
         let name = (self.namespace.clone(), key.clone());
         let granted = self.lock(Kind::Named, &name, Deadline::after(wait)).await?;
         self.link.pass().await;
-        Ok(if granted {
-            Try::Granted(None)
-        } else {
-            Try::Busy
-        })
+        Ok(if granted { Try::Granted(None) } else { Try::Busy })
     }
 
     async fn closed(&mut self) -> Error {
@@ -241,17 +220,13 @@ impl LeaseDriver for MemoryDriver {
 
     async fn acquire(&self, key: &Key, owner: Owner, ttl: Duration) -> Result<LeaseTry> {
         let (store, name) = (self.store.clone(), self.name(key));
-        self.link
-            .call(move || store.acquire(&name, owner, ttl))
-            .await
+        self.link.call(move || store.acquire(&name, owner, ttl)).await
     }
 
     async fn renew(&self, renewals: &[Renewal]) -> Result<Vec<bool>> {
         let (store, namespace) = (self.store.clone(), self.namespace.clone());
         let renewals = renewals.to_vec();
-        self.link
-            .call(move || store.renew(&namespace, &renewals))
-            .await
+        self.link.call(move || store.renew(&namespace, &renewals)).await
     }
 
     async fn release(&self, key: &Key, owner: Owner) -> Result<bool> {
@@ -273,10 +248,7 @@ impl LeaseDriver for MemoryDriver {
     async fn listen(&self) -> Result<Option<Box<dyn WakeSource>>> {
         let store = self.store.clone();
         let news = self.link.call(move || store.listen()).await?;
-        Ok(Some(Box::new(News {
-            news,
-            link: self.link.clone(),
-        })))
+        Ok(Some(Box::new(News { news, link: self.link.clone() })))
     }
 
     fn limits(&self) -> LeaseLimits {
@@ -348,20 +320,13 @@ impl DedupeDriver for MemoryDriver {
     async fn admit(&self, items: &[Admit]) -> Result<Vec<AdmitAnswer>> {
         let (store, namespace, items) =
             (self.store.clone(), self.namespace.clone(), items.to_vec());
-        let admit = move || {
-            items
-                .iter()
-                .map(|item| store.admit(&namespace, item))
-                .collect()
-        };
+        let admit = move || items.iter().map(|item| store.admit(&namespace, item)).collect();
         self.link.call(admit).await
     }
 
     async fn complete(&self, key: &Key, owner: Owner, retain: Duration) -> Result<bool> {
         let (store, name) = (self.store.clone(), self.name(key));
-        self.link
-            .call(move || store.complete(&name, owner, retain))
-            .await
+        self.link.call(move || store.complete(&name, owner, retain)).await
     }
 
     async fn abandon(&self, key: &Key, owner: Owner) -> Result<bool> {

@@ -26,11 +26,7 @@ struct Faults {
 impl MemoryLink {
     pub(super) fn new(store: MemoryStore) -> Self {
         let id = store.new_link();
-        Self {
-            store,
-            id,
-            faults: Arc::new(watch::Sender::new(Faults::default())),
-        }
+        Self { store, id, faults: Arc::new(watch::Sender::new(Faults::default())) }
     }
 
     pub(super) fn id(&self) -> LinkId {
@@ -81,8 +77,7 @@ impl MemoryLink {
 
     /// Whether the answer to what was just done is lost.
     pub(super) fn loses_answer(&self) -> bool {
-        self.faults
-            .send_if_modified(|faults| std::mem::take(&mut faults.lose_next))
+        self.faults.send_if_modified(|faults| std::mem::take(&mut faults.lose_next))
     }
 
     /// A request to the store and its answer. With faults on the way the request goes on also

@@ -137,12 +137,7 @@ impl MemoryBuilder {
 
     /// The driver alone, for a backend that changes some of its answers.
     pub fn driver(self) -> MemoryDriver {
-        MemoryDriver::new(
-            self.store,
-            &self.namespace,
-            self.session_limits,
-            self.lease_limits,
-        )
+        MemoryDriver::new(self.store, &self.namespace, self.session_limits, self.lease_limits)
     }
 
     /// The handle.
@@ -200,10 +195,7 @@ impl Backend for MemoryBackend {
     async fn housekeep(&self) -> Result<Housekeeping> {
         let store = self.driver.store().clone();
         let namespace = self.driver.namespace().clone();
-        self.driver
-            .link()
-            .call(move || store.housekeep(&namespace))
-            .await
+        self.driver.link().call(move || store.housekeep(&namespace)).await
     }
 
     async fn close(&self) -> Result<()> {

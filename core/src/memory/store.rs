@@ -135,17 +135,12 @@ impl MemoryStore {
     pub fn leftovers(&self, namespace: &str) -> Vec<String> {
         let state = self.lock();
         let now = Instant::now();
-        let locks = state
-            .locks
-            .iter()
-            .filter(|((_, (ns, _)), _)| **ns == *namespace)
-            .map(|((kind, (_, key)), lock)| {
+        let locks = state.locks.iter().filter(|((_, (ns, _)), _)| **ns == *namespace).map(
+            |((kind, (_, key)), lock)| {
                 let waiters = lock.queue.len();
-                format!(
-                    "{kind:?} lock {key:?} of session {} ({waiters} wait)",
-                    lock.holder
-                )
-            });
+                format!("{kind:?} lock {key:?} of session {} ({waiters} wait)", lock.holder)
+            },
+        );
         let leases = state
             .leases
             .iter()
@@ -169,14 +164,7 @@ impl MemoryStore {
         let id = state.new_id();
         let alive = watch::Sender::new(true);
         let seen = alive.subscribe();
-        state.sessions.insert(
-            id,
-            Session {
-                link,
-                alive,
-                vanished: None,
-            },
-        );
+        state.sessions.insert(id, Session { link, alive, vanished: None });
         (id, seen)
     }
 
@@ -192,8 +180,7 @@ impl MemoryStore {
     }
 
     pub(super) fn end_vanished(&self, link: LinkId) {
-        self.lock()
-            .end_where(|session| session.link == link && session.vanished.is_some());
+        self.lock().end_where(|session| session.link == link && session.vanished.is_some());
     }
 
     pub(super) fn end_sessions(&self, of: impl Fn(LinkId) -> bool) {
@@ -257,12 +244,7 @@ impl MemoryStore {
             }
         }
         let token = state.next_token();
-        let row = LeaseRow {
-            owner: Some(owner),
-            token,
-            expires: now + ttl,
-            pins: 0,
-        };
+        let row = LeaseRow { owner: Some(owner), token, expires: now + ttl, pins: 0 };
         state.leases.insert(name.clone(), row);
         LeaseTry::Acquired(token)
     }
@@ -282,11 +264,7 @@ impl MemoryStore {
     pub(super) fn release(&self, name: &Name, owner: Owner) -> bool {
         let mut state = self.lock();
         let now = Instant::now();
-        let Some(row) = state
-            .leases
-            .get_mut(name)
-            .filter(|row| row.owner == Some(owner))
-        else {
+        let Some(row) = state.leases.get_mut(name).filter(|row| row.owner == Some(owner)) else {
             return false;
         };
         let held = row.expires > now;
@@ -325,19 +303,13 @@ impl MemoryStore {
         let mut state = self.lock();
         let now = Instant::now();
         if let Some(lock) = state.locks.get(&(Kind::Seen, name.clone())) {
-            return AdmitAnswer::InProgress {
-                since: state.time(lock.since),
-            };
+            return AdmitAnswer::InProgress { since: state.time(lock.since) };
         }
         if let Some(row) = state.dedupe.get(&name).filter(|row| row.until > now) {
             return match row.done {
                 _ if row.owner == item.owner => AdmitAnswer::First(row.token),
-                true => AdmitAnswer::Done {
-                    at: state.time(row.since),
-                },
-                false => AdmitAnswer::InProgress {
-                    since: state.time(row.since),
-                },
+                true => AdmitAnswer::Done { at: state.time(row.since) },
+                false => AdmitAnswer::InProgress { since: state.time(row.since) },
             };
         }
         let token = state.next_token();
@@ -366,10 +338,7 @@ impl MemoryStore {
 
     pub(super) fn abandon(&self, name: &Name, owner: Owner) -> bool {
         let mut state = self.lock();
-        let ours = state
-            .dedupe
-            .get(name)
-            .is_some_and(|row| row.owner == owner && !row.done);
+        let ours = state.dedupe.get(name).is_some_and(|row| row.owner == owner && !row.done);
         if ours {
             state.dedupe.remove(name);
         }
@@ -379,10 +348,7 @@ impl MemoryStore {
     /// Whether a key is neither in progress nor done.
     pub(super) fn is_unseen(&self, name: &Name) -> bool {
         let now = Instant::now();
-        self.lock()
-            .dedupe
-            .get(name)
-            .is_none_or(|row| row.until <= now)
+        self.lock().dedupe.get(name).is_none_or(|row| row.until <= now)
     }
 
     // --- the transactions of claims ----------------------------------------------------------
@@ -407,13 +373,7 @@ impl MemoryStore {
         for (name, retain) in seen {
             let (now, token) = (Instant::now(), state.next_token());
             let owner = Owner::fresh();
-            let row = DedupeRow {
-                owner,
-                token,
-                done: true,
-                since: now,
-                until: now + retain,
-            };
+            let row = DedupeRow { owner, token, done: true, since: now, until: now + retain };
             state.dedupe.insert(name, row);
         }
         true
@@ -424,17 +384,10 @@ impl MemoryStore {
         let now = Instant::now();
         let (leases, dedupe) = (state.leases.len(), state.dedupe.len());
         let ours = |name: &Name| name.0 == *namespace;
-        state
-            .leases
-            .retain(|name, row| !ours(name) || row.expires > now || row.pins > 0);
-        state
-            .dedupe
-            .retain(|name, row| !ours(name) || row.until > now);
+        state.leases.retain(|name, row| !ours(name) || row.expires > now || row.pins > 0);
+        state.dedupe.retain(|name, row| !ours(name) || row.until > now);
         let gone = |before: usize, after: usize| (before - after) as u64;
-        Housekeeping::new(
-            gone(leases, state.leases.len()),
-            gone(dedupe, state.dedupe.len()),
-        )
+        Housekeeping::new(gone(leases, state.leases.len()), gone(dedupe, state.dedupe.len()))
     }
 }
 
@@ -460,8 +413,7 @@ impl State {
     }
 
     fn tell(&mut self, wake: Wake) {
-        self.listeners
-            .retain(|listener| listener.send(wake).is_ok());
+        self.listeners.retain(|listener| listener.send(wake).is_ok());
     }
 
     fn forget_if_over(&mut self, name: &Name) {
@@ -473,12 +425,8 @@ impl State {
     }
 
     fn try_lock(&mut self, kind: Kind, name: &Name, session: SessionId) -> bool {
-        let new = || Lock {
-            holder: session,
-            entries: 0,
-            since: Instant::now(),
-            queue: VecDeque::new(),
-        };
+        let new =
+            || Lock { holder: session, entries: 0, since: Instant::now(), queue: VecDeque::new() };
         let lock = self.locks.entry((kind, name.clone())).or_insert_with(new);
         let ours = lock.holder == session;
         lock.entries += u32::from(ours);
@@ -487,11 +435,7 @@ impl State {
 
     fn unlock(&mut self, kind: Kind, name: &Name, session: SessionId) -> bool {
         let at = (kind, name.clone());
-        let Some(lock) = self
-            .locks
-            .get_mut(&at)
-            .filter(|lock| lock.holder == session)
-        else {
+        let Some(lock) = self.locks.get_mut(&at).filter(|lock| lock.holder == session) else {
             return false;
         };
         lock.entries -= 1;
@@ -531,11 +475,7 @@ impl State {
     }
 
     fn end_where(&mut self, ends: impl Fn(&Session) -> bool) {
-        let ended = self
-            .sessions
-            .iter()
-            .filter(|(_, session)| ends(session))
-            .map(|(id, _)| *id);
+        let ended = self.sessions.iter().filter(|(_, session)| ends(session)).map(|(id, _)| *id);
         for id in ended.collect::<Vec<_>>() {
             self.end_session(id);
         }

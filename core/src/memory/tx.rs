@@ -26,11 +26,7 @@ pub struct MemoryTx {
 
 impl MemoryTx {
     pub(super) fn new(store: MemoryStore) -> Self {
-        Self {
-            store,
-            writes: BTreeMap::new(),
-            pins: Vec::new(),
-        }
+        Self { store, writes: BTreeMap::new(), pins: Vec::new() }
     }
 
     /// The value of `name`.
@@ -92,9 +88,7 @@ impl ClaimTx for MemoryClaim {
         if self.seen.iter().any(|(seen, _)| *seen == name) {
             return Ok(false);
         }
-        self.session
-            .lock(Kind::Seen, &name, Deadline::never())
-            .await?;
+        self.session.lock(Kind::Seen, &name, Deadline::never()).await?;
         let unseen = self.tx.store.is_unseen(&name);
         if unseen {
             self.seen.push((name, retain));
@@ -112,11 +106,8 @@ impl ClaimTx for MemoryClaim {
             applied
         };
         let applied = self.link.call(commit).await.map_err(|error| {
-            Error::new(
-                ErrorKind::CommitUnknown,
-                "the answer to the commit was lost",
-            )
-            .with_source(error)
+            Error::new(ErrorKind::CommitUnknown, "the answer to the commit was lost")
+                .with_source(error)
         })?;
         if applied {
             return Ok(());

@@ -1,5 +1,5 @@
 //! What the engine's tests share.
-#![allow(dead_code)] // each test binary uses a part of it
+#![allow(dead_code, unreachable_pub)] // each test binary uses a part of it
 
 use std::future::Future;
 use std::pin::pin;
@@ -25,12 +25,7 @@ pub fn millis(millis: u64) -> Duration {
 /// Two processes of a service on one store.
 pub fn pair() -> (MemoryBackend, MemoryBackend) {
     let store = MemoryStore::new();
-    let open = || {
-        MemoryBackend::builder()
-            .store(&store)
-            .namespace("test")
-            .build()
-    };
+    let open = || MemoryBackend::builder().store(&store).namespace("test").build();
     (open(), open())
 }
 

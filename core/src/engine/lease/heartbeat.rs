@@ -10,7 +10,7 @@ use tokio::time::{Instant, sleep_until};
 
 use super::super::backoff::jittered;
 use super::super::limited;
-use super::{Record, free, local_deadline};
+use super::{Insist, Record, free, local_deadline};
 use crate::backend::{LeaseDriver, Owner, Renewal};
 use crate::error::Result;
 use crate::lost::LossReason;
@@ -46,13 +46,7 @@ impl Entry {
         wake_id: u64,
     ) -> Self {
         let due = sent + record.ttl / 3;
-        let mut entry = Self {
-            record,
-            wake_id,
-            due,
-            renew_until,
-            in_flight: false,
-        };
+        let mut entry = Self { record, wake_id, due, renew_until, in_flight: false };
         entry.set_due(due);
         entry
     }
@@ -60,11 +54,7 @@ impl Entry {
     /// Never later than the deadline, at which the entry is over.
     fn set_due(&mut self, due: Instant) {
         let deadline = self.deadline();
-        self.due = if self.renews_at(due) {
-            due.min(deadline)
-        } else {
-            deadline
-        };
+        self.due = if self.renews_at(due) { due.min(deadline) } else { deadline };
     }
 
     fn deadline(&self) -> Instant {
@@ -88,10 +78,7 @@ impl Table {
     fn add(&mut self, entry: Entry) {
         let owner = entry.record.owner;
         self.due.insert((entry.due, owner));
-        self.by_wake_id
-            .entry(entry.wake_id)
-            .or_default()
-            .insert(owner);
+        self.by_wake_id.entry(entry.wake_id).or_default().insert(owner);
         self.entries.insert(owner, entry);
     }
 
@@ -121,21 +108,11 @@ impl Table {
     /// Makes entries due now: the one of a wake id, or all.
     fn check(&mut self, wake_id: Option<u64>) {
         let owners: Vec<Owner> = match wake_id {
-            Some(id) => self
-                .by_wake_id
-                .get(&id)
-                .into_iter()
-                .flatten()
-                .copied()
-                .collect(),
+            Some(id) => self.by_wake_id.get(&id).into_iter().flatten().copied().collect(),
             None => self.entries.keys().copied().collect(),
         };
         for owner in owners {
-            if self
-                .entries
-                .get(&owner)
-                .is_some_and(|entry| !entry.in_flight)
-            {
+            if self.entries.get(&owner).is_some_and(|entry| !entry.in_flight) {
                 self.reschedule(owner, Instant::now());
             }
         }
@@ -146,10 +123,7 @@ impl Table {
         let now = Instant::now();
         let mut taken = Due::default();
         let horizon = now + Duration::from_secs(60);
-        let nearly = self
-            .due
-            .range(..(horizon, Owner(0)))
-            .map(|(_, owner)| *owner);
+        let nearly = self.due.range(..(horizon, Owner(0))).map(|(_, owner)| *owner);
         let (mut renew, mut over) = (Vec::new(), Vec::new());
         for owner in nearly {
             let Some(entry) = self.entries.get(&owner) else {
@@ -260,26 +234,14 @@ async fn until(next: Option<Instant>) {
 async fn renew<D: LeaseDriver>(driver: Arc<D>, records: Vec<Arc<Record>>) -> Renewed {
     let renewals: Vec<Renewal> = records
         .iter()
-        .map(|record| Renewal {
-            key: record.key.clone(),
-            owner: record.owner,
-            ttl: record.ttl,
-        })
+        .map(|record| Renewal { key: record.key.clone(), owner: record.owner, ttl: record.ttl })
         .collect();
     // a renewal that hangs leaves time for another one before the deadline
-    let shortest = records
-        .iter()
-        .map(|record| record.ttl)
-        .min()
-        .unwrap_or_default();
+    let shortest = records.iter().map(|record| record.ttl).min().unwrap_or_default();
     let limit = (shortest / 4).min(driver.limits().answer);
     let sent = Instant::now();
     let answer = limited(limit, driver.renew(&renewals)).await;
-    Renewed {
-        records,
-        sent,
-        answer,
-    }
+    Renewed { records, sent, answer }
 }
 
 fn settle<D: LeaseDriver>(driver: &Arc<D>, table: &mut Table, done: Renewed) {
@@ -320,13 +282,8 @@ fn expire<D: LeaseDriver>(driver: &Arc<D>, record: &Arc<Record>) {
     }
     drop(record.take_permit());
     let until = Instant::now() + record.ttl;
-    tokio::spawn(free(
-        driver.clone(),
-        record.key.clone(),
-        record.owner,
-        until,
-        None,
-    ));
+    let (driver, key) = (driver.clone(), record.key.clone());
+    tokio::spawn(free(driver, key, record.owner, until, Insist::UntilFreed, None));
 }
 
 async fn close<D: LeaseDriver>(driver: &Arc<D>, table: Table) -> Result<()> {

@@ -56,10 +56,7 @@ struct Record {
 
 impl Record {
     fn take_permit(&self) -> Option<Permit<Turn<Key>>> {
-        self.permit
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
-            .take()
+        self.permit.lock().unwrap_or_else(PoisonError::into_inner).take()
     }
 }
 
@@ -70,10 +67,36 @@ fn local_deadline(sent: Instant, ttl: Duration) -> Instant {
 }
 
 /// The outcome of one try; the permit comes back unless the guard has it.
-enum Outcome {
+enum Outcome<D: LeaseDriver> {
     Acquired(LeaseGuard),
     Busy(Permit<Turn<Key>>, Duration),
-    Failed(Permit<Turn<Key>>, Error),
+    Failed(Permit<Turn<Key>>, Error, Orphan<D>),
+}
+
+/// What a try without an answer may have left on the store, or may leave there yet: freed when
+/// this is dropped, unless a later try of the same owner got an answer.
+struct Orphan<D: LeaseDriver> {
+    driver: Arc<D>,
+    key: Key,
+    owner: Owner,
+    ttl: Duration,
+    adopted: bool,
+}
+
+impl<D: LeaseDriver> Orphan<D> {
+    fn adopt(&mut self) {
+        self.adopted = true;
+    }
+}
+
+impl<D: LeaseDriver> Drop for Orphan<D> {
+    fn drop(&mut self) {
+        if let (false, Ok(runtime)) = (self.adopted, Handle::try_current()) {
+            let until = Instant::now() + self.ttl;
+            let (driver, key) = (self.driver.clone(), self.key.clone());
+            runtime.spawn(free(driver, key, self.owner, until, Insist::UntilFreed, None));
+        }
+    }
 }
 
 impl<D: LeaseDriver> LeaseEngine<D> {
@@ -86,12 +109,7 @@ impl<D: LeaseDriver> LeaseEngine<D> {
                 drop(heart.send(Beat::Check(wake_id))); // no heartbeat left: nothing is held
             }
         });
-        Self(Arc::new(Inner {
-            driver: Arc::new(driver),
-            gate: Gate::new(),
-            heart,
-            hub,
-        }))
+        Self(Arc::new(Inner { driver: Arc::new(driver), gate: Gate::new(), heart, hub }))
     }
 
     /// The driver.
@@ -157,14 +175,22 @@ impl<D: LeaseDriver> Inner<D> {
         };
         // one owner for all tries: one whose answer was lost is recognised by the next
         let owner = Owner::fresh();
+        let mut orphan: Option<Orphan<D>> = None;
         let mut registration = None;
         let mut backoff = Backoff::new(Duration::from_millis(20), limits.max_poll);
         loop {
             let attempt = Self::attempt(inner.clone(), key.clone(), opts, owner, permit);
             let pause = match tokio::spawn(attempt).await.map_err(|_| closed())? {
-                Outcome::Acquired(guard) => return Ok(Some(guard)),
+                Outcome::Acquired(guard) => {
+                    if let Some(orphan) = &mut orphan {
+                        orphan.adopt();
+                    }
+                    return Ok(Some(guard));
+                }
                 Outcome::Busy(..) if deadline.has_passed() => return Ok(None),
-                Outcome::Failed(_, error) if deadline.has_passed() || !error.is_retryable() => {
+                Outcome::Failed(_, error, _orphan)
+                    if deadline.has_passed() || !error.is_retryable() =>
+                {
                     return Err(error);
                 }
                 Outcome::Busy(back, expires_in) => {
@@ -177,7 +203,11 @@ impl<D: LeaseDriver> Inner<D> {
                     }
                     jittered(limits.max_poll).min(expires_in + Duration::from_millis(1))
                 }
-                Outcome::Failed(back, error) => {
+                Outcome::Failed(back, error, left) => {
+                    // the same owner's: only the last one is kept
+                    if let Some(mut older) = orphan.replace(left) {
+                        older.adopt();
+                    }
                     tracing::debug!(%key, %error, "the store cannot be reached, trying on");
                     permit = back;
                     backoff.next()
@@ -201,23 +231,20 @@ impl<D: LeaseDriver> Inner<D> {
         opts: LeaseOptions,
         owner: Owner,
         permit: Permit<Turn<Key>>,
-    ) -> Outcome {
+    ) -> Outcome<D> {
         let sent = Instant::now();
         let limit = inner.driver.limits().answer;
         let token = match limited(limit, inner.driver.acquire(&key, owner, opts.ttl)).await {
             Ok(LeaseTry::Acquired(token)) => token,
             Ok(LeaseTry::Busy { expires_in }) => return Outcome::Busy(permit, expires_in),
             Err(error) => {
-                // it may have been granted all the same, or may be yet
-                inner.free_in_background(key, owner, opts.ttl);
-                return Outcome::Failed(permit, error);
+                return Outcome::Failed(permit, error, inner.orphan(key, owner, opts.ttl));
             }
         };
         let expires = local_deadline(sent, opts.ttl);
         if expires <= Instant::now() {
-            inner.free_in_background(key, owner, opts.ttl);
-            let detail = "the answer took longer than the ttl";
-            return Outcome::Failed(permit, Error::new(ErrorKind::Unavailable, detail));
+            let error = Error::new(ErrorKind::Unavailable, "the answer took longer than the ttl");
+            return Outcome::Failed(permit, error, inner.orphan(key, owner, opts.ttl));
         }
         let signal = LossSignal::until(expires);
         let record = Arc::new(Record {
@@ -243,27 +270,36 @@ impl<D: LeaseDriver> Inner<D> {
         Outcome::Acquired(LeaseGuard::new(key, token, signal, Box::new(hold)))
     }
 
-    fn free_in_background(&self, key: Key, owner: Owner, ttl: Duration) {
-        let release = free(self.driver.clone(), key, owner, Instant::now() + ttl, None);
-        tokio::spawn(release);
+    fn orphan(&self, key: Key, owner: Owner, ttl: Duration) -> Orphan<D> {
+        Orphan { driver: self.driver.clone(), key, owner, ttl, adopted: false }
     }
 }
 
-/// Releases on the store, trying on until it answered or the ttl is over; `first` hears of the
-/// first try.
+/// When [`free`] is content.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Insist {
+    /// With any answer.
+    UntilAnswered,
+    /// With the answer that it was freed: a request that is still under way may take it yet.
+    UntilFreed,
+}
+
+/// Releases on the store, trying on until the ttl is over; `first` hears of the first try.
 async fn free<D: LeaseDriver>(
     driver: Arc<D>,
     key: Key,
     owner: Owner,
     until: Instant,
+    insist: Insist,
     mut first: Option<oneshot::Sender<Result<bool>>>,
 ) {
     let mut backoff = Backoff::new(Duration::from_millis(50), Duration::from_secs(2));
     loop {
         let outcome = limited(driver.limits().answer, driver.release(&key, owner)).await;
-        let ended = outcome
-            .as_ref()
-            .map_or_else(|error| !error.is_retryable(), |_| true);
+        let ended = match &outcome {
+            Ok(freed) => *freed || insist == Insist::UntilAnswered,
+            Err(error) => !error.is_retryable(),
+        };
         if let Err(error) = &outcome {
             tracing::debug!(%key, %error, "release failed");
         }
@@ -298,7 +334,8 @@ impl<D: LeaseDriver> Hold<D> {
         self.runtime.spawn(async move {
             let permit = record.take_permit();
             let (tell, told) = oneshot::channel();
-            let release = free(driver, record.key.clone(), record.owner, until, Some(tell));
+            let (key, insist) = (record.key.clone(), Insist::UntilAnswered);
+            let release = free(driver, key, record.owner, until, insist, Some(tell));
             let report = async move {
                 if let Ok(outcome) = told.await {
                     drop(permit);
@@ -317,10 +354,7 @@ impl<D: LeaseDriver> Hold<D> {
 
     fn taken(&self, operation: &'static str) -> Error {
         let key = &self.record.key;
-        self.error(
-            operation,
-            lost_error(operation, key, Some(LossReason::Taken)),
-        )
+        self.error(operation, lost_error(operation, key, Some(LossReason::Taken)))
     }
 }
 
@@ -329,14 +363,8 @@ impl<D: LeaseDriver> LeaseHold for Hold<D> {
     async fn renew(&self) -> Result<()> {
         let (driver, record) = (self.inner.driver.clone(), self.record.clone());
         let task = tokio::spawn(async move {
-            let Record {
-                key, owner, ttl, ..
-            } = &*record;
-            let renewal = Renewal {
-                key: key.clone(),
-                owner: *owner,
-                ttl: *ttl,
-            };
+            let Record { key, owner, ttl, .. } = &*record;
+            let renewal = Renewal { key: key.clone(), owner: *owner, ttl: *ttl };
             let limit = (*ttl / 2).min(driver.limits().answer);
             let sent = Instant::now();
             let ours = limited(limit, driver.renew(&[renewal])).await?;

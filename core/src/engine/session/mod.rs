@@ -131,10 +131,7 @@ impl<D: SessionDriver> SessionEngine<D> {
             ending: watch::Sender::new(Ending::No),
             workers: watch::Sender::new(0),
         });
-        Self {
-            shared,
-            main: OnceLock::new(),
-        }
+        Self { shared, main: OnceLock::new() }
     }
 
     /// The driver.
@@ -176,9 +173,7 @@ impl<D: SessionDriver> SessionEngine<D> {
         let given_up = match self.shared.gate.enter(&id, request, !deadline.has_passed()) {
             Entry::Busy => true,
             Entry::Free(permit, request) => {
-                self.main()
-                    .send(Command::Acquire(permit, request))
-                    .map_err(|_| closed())?;
+                self.main().send(Command::Acquire(permit, request)).map_err(|_| closed())?;
                 false
             }
             Entry::Queued(place) => tokio::select! {
@@ -191,10 +186,7 @@ impl<D: SessionDriver> SessionEngine<D> {
             return answer.await.unwrap_or_else(|_| Err(closed()));
         }
         if self.shared.down.load(Ordering::Relaxed) {
-            return Err(Error::new(
-                ErrorKind::Unavailable,
-                "the store cannot be reached",
-            ));
+            return Err(Error::new(ErrorKind::Unavailable, "the store cannot be reached"));
         }
         Ok(None)
     }
@@ -229,10 +221,7 @@ struct Pulse {
 
 impl Pulse {
     fn new() -> Self {
-        Self {
-            start: Instant::now(),
-            until: AtomicU64::new(0),
-        }
+        Self { start: Instant::now(), until: AtomicU64::new(0) }
     }
 
     fn extend(&self, until: Instant) {
@@ -301,9 +290,6 @@ impl<D: SessionDriver> Drop for Hold<D> {
 
 impl<D: SessionDriver> Debug for Hold<D> {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Hold")
-            .field("id", &self.id)
-            .field("serial", &self.serial)
-            .finish()
+        f.debug_struct("Hold").field("id", &self.id).field("serial", &self.serial).finish()
     }
 }

@@ -21,10 +21,7 @@ struct State<D: SessionDriver> {
 
 impl<D: SessionDriver> Waiters<D> {
     pub(super) fn new() -> Self {
-        Self(Mutex::new(State {
-            count: 0,
-            idle: Vec::new(),
-        }))
+        Self(Mutex::new(State { count: 0, idle: Vec::new() }))
     }
 
     fn lock(&self) -> MutexGuard<'_, State<D>> {
@@ -80,10 +77,7 @@ pub(super) fn dispatch<D: SessionDriver>(
 /// Tries again on the main session after a growing, jittered pause.
 pub(super) fn later<D: SessionDriver>(permit: Permit<Request<D>>, mut request: Request<D>) {
     let mut backoff = Backoff::new(Duration::from_millis(10), Duration::from_millis(250));
-    let pause = (0..=request.attempts.min(8))
-        .map(|_| backoff.next())
-        .last()
-        .unwrap_or_default();
+    let pause = (0..=request.attempts.min(8)).map(|_| backoff.next()).last().unwrap_or_default();
     request.attempts += 1;
     tokio::spawn(async move {
         tokio::select! {
