@@ -5,7 +5,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use async_trait::async_trait;
-use leasehold_conformance::servers::{self, Cluster, Kind, Sentinel, Server};
+use leasehold_conformance::servers::redis::{self, Cluster, Sentinel};
+use leasehold_conformance::servers::{Kind, Server};
 use leasehold_conformance::{Handle, Harness, Link, Need, Proxy};
 use leasehold_core::{Claim, ClaimOptions, Error, ErrorKind, Key, Keys, LeaseGuard, Result};
 use leasehold_redis::{RedisBackend, RedisTx};
@@ -45,14 +46,14 @@ impl RedisHarness {
     pub fn cluster(kind: Kind) -> Result<Arc<dyn Harness>> {
         Ok(Arc::new(Self {
             name: format!("{kind}, a cluster of three"),
-            layout: Layout::Cluster(servers::cluster(kind).map_err(failed)?),
+            layout: Layout::Cluster(redis::cluster(kind).map_err(failed)?),
         }))
     }
 
     pub fn sentinel(kind: Kind) -> Result<Arc<dyn Harness>> {
         Ok(Arc::new(Self {
             name: format!("{kind}, a sentinel with a replica"),
-            layout: Layout::Sentinel(servers::sentinel(kind).map_err(failed)?),
+            layout: Layout::Sentinel(redis::sentinel(kind).map_err(failed)?),
         }))
     }
 

@@ -1,10 +1,10 @@
 //! What the tests share: the harness, and a raw connection to look behind the backend's back.
-#![allow(dead_code, unreachable_pub)] // each test uses a part
+#![allow(dead_code, unreachable_pub, unused_imports)] // each test uses a part
 
 mod harness;
 mod raw;
 
-pub use harness::{Layout, RedisHarness};
+pub use harness::RedisHarness;
 pub use raw::{Raw, Reply};
 
 use leasehold_conformance::servers::Kind;
