@@ -126,7 +126,8 @@ impl Builder {
     /// Connects by a URL: `redis://user:password@host:port/database`,
     /// `redis-sentinel://host:port?sentinelServiceName=name&node=host:port`,
     /// `redis-cluster://host:port?node=host:port`, `rediss…` with a feature for TLS,
-    /// `redis+unix://` with the feature `unix-sockets`.
+    /// `redis+unix://` with the feature `unix-sockets`;
+    /// `valkey` in place of `redis` means the same.
     ///
     /// # Errors
     /// [`ErrorKind::InvalidOptions`] for a URL or an option that is none,
@@ -136,10 +137,16 @@ impl Builder {
     /// # Cancel safety
     /// Safe: nothing stays open.
     pub async fn connect(self, url: &str) -> Result<RedisBackend> {
-        let config = Config::from_url(url).map_err(|error| {
-            let detail = format!("not a URL of Redis: {}", error.details());
+        let refused = |why: &str| {
+            let detail = format!("not a URL of Redis or Valkey: {why}");
             Error::new(ErrorKind::InvalidOptions, detail).at(NAME, "connect")
-        })?;
+        };
+        let url = match url.strip_prefix("valkey") {
+            Some(rest) => format!("redis{rest}"),
+            None if url.starts_with("redis") => url.to_owned(),
+            None => return Err(refused("it begins with neither redis nor valkey")),
+        };
+        let config = Config::from_url(&url).map_err(|error| refused(error.details()))?;
         self.connect_config(config).await
     }
 

@@ -19,3 +19,22 @@ pub use backend::RedisBackend;
 pub use builder::Builder;
 pub use fred;
 pub use tx::RedisTx;
+
+/// The commands that the server's user needs, for an `ACL SETUSER … +command`.
+pub const LEAST_COMMANDS: &[&str] = &[
+    "evalsha",
+    "eval",
+    "mget",
+    "get",
+    "set",
+    "del",
+    "pexpire",
+    "pttl",
+    "time",
+    "type",
+    "publish",
+    "subscribe",
+    "ping",
+    "info",
+    "client|id",
+];

@@ -1,5 +1,5 @@
-#!lua
--- Renews what is still held; never makes it anew.
+#!lua flags=allow-oom
+-- Renews what is still held; never makes it anew. Runs on a server without free memory as well.
 -- KEYS: locks, or entries that a claim reserved; ARGV: for each its owner and its ttl in ms
 -- Returns for each 1 if it was renewed, otherwise 0.
 local renewed, now = {}, nil
