@@ -36,9 +36,7 @@ where
             return Ok(());
         }
     }
-    Err(Fault::new(format!(
-        "expected the future to complete within {MAX_POLLS} polls"
-    )))
+    Err(Fault::new(format!("expected the future to complete within {MAX_POLLS} polls")))
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -64,9 +62,7 @@ async fn poll_and_drop<F: Future>(future: F, polls: usize) -> End {
             Poll::Pending => Poll::Pending,
         }
     });
-    tokio::time::timeout(STUCK, polled)
-        .await
-        .unwrap_or(End::Stuck)
+    tokio::time::timeout(STUCK, polled).await.unwrap_or(End::Stuck)
 }
 
 #[cfg(test)]
@@ -88,9 +84,7 @@ mod tests {
             runs.set(runs.get() + 1);
             std::future::ready(Ok(()))
         };
-        cancel_at_every_poll(|| std::future::ready(Ok(three_polls(&seen))), after)
-            .await
-            .unwrap();
+        cancel_at_every_poll(|| std::future::ready(Ok(three_polls(&seen))), after).await.unwrap();
         // 0 polls: nothing; 1: the first step; 2 and 3: both
         assert_eq!((seen.get(), runs.get()), (5, 4));
     }

@@ -57,16 +57,19 @@ impl fmt::Debug for Case {
     }
 }
 
-/// The case of an `async fn(Ctx) -> Verdict` in the module `$module`.
-macro_rules! case {
-    ($subject:ident, $module:literal, $run:ident, $about:literal $(, $need:ident)*) => {
-        $crate::case::Case {
+/// The table of a file of cases: the trait, the prefix of the names, and for each case its function
+/// (with an argument, if it is shared between traits), its promise and its needs.
+macro_rules! cases {
+    ($subject:ident in $module:literal { $(
+        $run:ident $(($arg:expr))? = $about:literal $([$($need:ident),+])?;
+    )+ }) => {
+        pub(super) const CASES: &[$crate::case::Case] = &[$($crate::case::Case {
             name: concat!($module, "::", stringify!($run)),
             about: $about,
             subject: $crate::case::Subject::$subject,
-            needs: &[$($crate::harness::Need::$need),*],
-            run: |ctx| Box::pin($run(ctx)),
-        }
+            needs: &[$($($crate::harness::Need::$need),+)?],
+            run: |ctx| Box::pin($run(ctx $(, $arg)?)),
+        }),+];
     };
 }
-pub(crate) use case;
+pub(crate) use cases;

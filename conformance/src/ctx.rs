@@ -37,11 +37,7 @@ impl Ctx {
     /// A fresh namespace on a harness.
     pub(crate) fn new(harness: Arc<dyn Harness>) -> Self {
         let namespace = format!("conf-{:016x}", rand::random::<u64>());
-        Self {
-            harness,
-            namespace: namespace.into(),
-            kept: Arc::default(),
-        }
+        Self { harness, namespace: namespace.into(), kept: Arc::default() }
     }
 
     /// The store under test.
@@ -51,10 +47,7 @@ impl Ctx {
 
     /// The same with another harness, e.g. a private one.
     pub(crate) fn on(&self, harness: Arc<dyn Harness>) -> Self {
-        Self {
-            harness,
-            ..self.clone()
-        }
+        Self { harness, ..self.clone() }
     }
 
     pub(crate) fn namespace(&self) -> &str {
@@ -80,10 +73,7 @@ impl Ctx {
     }
 
     fn keep(&self, handle: Handle) {
-        self.kept
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
-            .push(handle);
+        self.kept.lock().unwrap_or_else(PoisonError::into_inner).push(handle);
     }
 
     /// Starts another process of the service, with more environment variables if wanted.
@@ -122,9 +112,7 @@ impl Ctx {
         value: i64,
     ) -> leasehold_core::Result<()> {
         let name = self.number(name);
-        self.harness
-            .guarded_write(handle, lease, &name, value)
-            .await
+        self.harness.guarded_write(handle, lease, &name, value).await
     }
 
     /// Waits until nothing of the namespace is left on the store.
@@ -229,20 +217,13 @@ pub(crate) fn fails<T>(
             "expected {what} to fail as {kind:?}, it failed as {:?}: {error}",
             error.kind()
         ))),
-        Ok(_) => Err(Fault::new(format!(
-            "expected {what} to fail as {kind:?}, it succeeded"
-        ))),
+        Ok(_) => Err(Fault::new(format!("expected {what} to fail as {kind:?}, it succeeded"))),
     }
 }
 
 /// Expects the news of a loss within a bound.
 pub(crate) async fn is_lost(bound: Duration, what: &str, lost: &Lost) -> Result<LossReason, Fault> {
-    within(
-        bound,
-        &format!("the loss of {what} to be told"),
-        lost.wait(),
-    )
-    .await
+    within(bound, &format!("the loss of {what} to be told"), lost.wait()).await
 }
 
 /// What a handle does in a case, with the expectation in the name.

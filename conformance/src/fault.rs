@@ -17,18 +17,12 @@ pub struct Fault {
 impl Fault {
     /// A fault with this message.
     pub fn new(message: impl Into<String>) -> Self {
-        Self {
-            message: message.into(),
-            ignored: false,
-        }
+        Self { message: message.into(), ignored: false }
     }
 
     /// Not a fault: the case cannot be run here, for this reason, and is printed as ignored.
     pub fn ignored(reason: impl Into<String>) -> Self {
-        Self {
-            message: reason.into(),
-            ignored: true,
-        }
+        Self { message: reason.into(), ignored: true }
     }
 
     /// Whether the case was not run.

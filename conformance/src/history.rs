@@ -70,11 +70,7 @@ impl History {
     /// # Errors
     /// The first pair of intervals that breaks it.
     pub fn check(&self) -> Verdict {
-        let mut all = self
-            .0
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
-            .clone();
+        let mut all = self.0.lock().unwrap_or_else(PoisonError::into_inner).clone();
         all.sort_by(|a, b| (&a.key, a.from, a.to).cmp(&(&b.key, b.from, b.to)));
         for pair in all.windows(2).filter(|pair| pair[0].key == pair[1].key) {
             let (earlier, later) = (&pair[0], &pair[1]);
@@ -102,23 +98,13 @@ impl History {
     /// # Errors
     /// As [`check`](Self::check).
     pub fn check_at_least(&self, count: usize) -> Verdict {
-        ensure!(
-            self.len() >= count,
-            "expected at least {count} holds, there were {}",
-            self.len()
-        );
+        ensure!(self.len() >= count, "expected at least {count} holds, there were {}", self.len());
         self.check()
     }
 }
 
 fn line(interval: &Interval) -> String {
-    let Interval {
-        holder,
-        from,
-        to,
-        token,
-        ..
-    } = interval;
+    let Interval { holder, from, to, token, .. } = interval;
     format!("{holder} from {from:?} to {to:?} with token {token}")
 }
 
@@ -147,25 +133,15 @@ mod tests {
 
     #[test]
     fn an_overlap_is_found_and_told() {
-        let fault = history(&[("a", 1, 6, 1), ("a", 5, 9, 2)])
-            .check()
-            .unwrap_err();
-        assert!(
-            fault.message().contains("two held \"a\" at once"),
-            "{fault}"
-        );
-        assert!(
-            history(&[("a", 1, 9, 1), ("a", 2, 3, 2)]).check().is_err(),
-            "nested"
-        );
+        let fault = history(&[("a", 1, 6, 1), ("a", 5, 9, 2)]).check().unwrap_err();
+        assert!(fault.message().contains("two held \"a\" at once"), "{fault}");
+        assert!(history(&[("a", 1, 9, 1), ("a", 2, 3, 2)]).check().is_err(), "nested");
     }
 
     #[test]
     fn a_token_that_falls_or_repeats_is_found() {
         for token in [1, 2] {
-            let fault = history(&[("a", 1, 2, 2), ("a", 3, 4, token)])
-                .check()
-                .unwrap_err();
+            let fault = history(&[("a", 1, 2, 2), ("a", 3, 4, token)]).check().unwrap_err();
             assert!(fault.message().contains("tokens to rise"), "{fault}");
         }
     }

@@ -113,11 +113,7 @@ impl Holder {
         let (Some(orders), Some(replies)) = (child.stdin.take(), child.stdout.take()) else {
             return Err(Fault::new("the process has no standard input and output"));
         };
-        let mut holder = Self {
-            child,
-            orders,
-            replies: BufReader::new(replies).lines(),
-        };
+        let mut holder = Self { child, orders, replies: BufReader::new(replies).lines() };
         holder.reply().await?; // it has joined the store
         Ok(holder)
     }
@@ -159,12 +155,7 @@ impl Holder {
         wait: Duration,
     ) -> Result<Option<u64>, Fault> {
         let key = key.to_owned();
-        let order = Order::Take {
-            kind,
-            key,
-            ttl,
-            wait,
-        };
+        let order = Order::Take { kind, key, ttl, wait };
         match self.ask(&order).await? {
             Reply::Taken(token) => Ok(Some(token)),
             Reply::Busy => Ok(None),
@@ -222,10 +213,7 @@ impl Holder {
     pub(crate) async fn exits(mut self) -> Verdict {
         done(self.ask(&Order::Exit).await?)?;
         let status = soon("the process to end", self.child.wait()).await??;
-        ensure!(
-            status.success(),
-            "expected the process to end well: {status}"
-        );
+        ensure!(status.success(), "expected the process to end well: {status}");
         Ok(())
     }
 
@@ -274,18 +262,11 @@ pub(crate) type Join = fn(&str) -> leasehold_core::Result<Arc<dyn Harness>>;
 pub(crate) fn serve(address: &str, join: Join) -> Verdict {
     let namespace = std::env::var(NAMESPACE).map_err(|error| Fault::new(error.to_string()))?;
     let harness = join(address)?;
-    let runtime = tokio::runtime::Builder::new_multi_thread()
-        .worker_threads(2)
-        .enable_all()
-        .build()?;
+    let runtime =
+        tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build()?;
     runtime.block_on(async {
         let handle = harness.open(&namespace).await?;
-        let mut held = Held {
-            harness,
-            handle,
-            locks: HashMap::new(),
-            leases: HashMap::new(),
-        };
+        let mut held = Held { harness, handle, locks: HashMap::new(), leases: HashMap::new() };
         say(&Reply::Done).await?;
         let mut orders = BufReader::new(tokio::io::stdin()).lines();
         while let Some(line) = orders.next_line().await? {
@@ -295,13 +276,10 @@ pub(crate) fn serve(address: &str, join: Join) -> Verdict {
                 say(&Reply::Done).await?;
                 break;
             }
-            let reply = held
-                .carry_out(order)
-                .await
-                .unwrap_or_else(|error| Reply::Failed {
-                    kind: format!("{:?}", error.kind()),
-                    message: error.to_string(),
-                });
+            let reply = held.carry_out(order).await.unwrap_or_else(|error| Reply::Failed {
+                kind: format!("{:?}", error.kind()),
+                message: error.to_string(),
+            });
             say(&reply).await?;
         }
         Ok(())
@@ -326,12 +304,7 @@ struct Held {
 impl Held {
     async fn carry_out(&mut self, order: Order) -> Result<Reply, Error> {
         match order {
-            Order::Take {
-                kind,
-                key,
-                ttl,
-                wait,
-            } => self.take(kind, key, ttl, wait).await,
+            Order::Take { kind, key, ttl, wait } => self.take(kind, key, ttl, wait).await,
             Order::Release { kind, key } => self.release(kind, &key).await.map(|()| Reply::Done),
             Order::IsHeld { kind, key } => Ok(Reply::Held(match kind {
                 Kind::Lock => self.locks.get(&key).is_some_and(LockGuard::is_held),
@@ -419,13 +392,7 @@ impl Held {
             tokio::time::sleep(Duration::from_millis(rand::random_range(0..4))).await;
             let to = monotonic();
             self.release(kind, key).await?;
-            intervals.push(Interval {
-                key: key.clone(),
-                holder: holder.clone(),
-                from,
-                to,
-                token,
-            });
+            intervals.push(Interval { key: key.clone(), holder: holder.clone(), from, to, token });
         }
         Ok(Reply::History(intervals))
     }

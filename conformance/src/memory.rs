@@ -57,10 +57,7 @@ impl Harness for MemoryHarness {
             .session_limits(Self::session_limits())
             .build();
         let link = MemoryWay(backend.link().clone());
-        Ok(Handle {
-            backend: Arc::new(backend),
-            link: Arc::new(link),
-        })
+        Ok(Handle { backend: Arc::new(backend), link: Arc::new(link) })
     }
 
     async fn private(&self) -> Result<Arc<dyn Harness>> {

@@ -52,17 +52,8 @@ impl Proxy {
         let addr = listener.local_addr()?;
         let weather = watch::Sender::new(Weather::default());
         let lose_next = Arc::new(AtomicBool::new(false));
-        tokio::spawn(accept(
-            listener,
-            upstream,
-            weather.subscribe(),
-            lose_next.clone(),
-        ));
-        Ok(Self {
-            addr,
-            weather,
-            lose_next,
-        })
+        tokio::spawn(accept(listener, upstream, weather.subscribe(), lose_next.clone()));
+        Ok(Self { addr, weather, lose_next })
     }
 
     /// Where to connect instead of the server.
@@ -106,12 +97,7 @@ async fn accept(
         };
         match client {
             Ok((client, _)) => {
-                tokio::spawn(forward(
-                    client,
-                    upstream,
-                    weather.clone(),
-                    lose_next.clone(),
-                ));
+                tokio::spawn(forward(client, upstream, weather.clone(), lose_next.clone()));
             }
             // a client that went away before it was accepted, or no descriptors left for now
             Err(error) => {
@@ -148,9 +134,8 @@ async fn forward(
             }
             true
         });
-        let answers = pump(server_reads, client_writes, clear.clone(), || {
-            !doomed.load(Ordering::SeqCst)
-        });
+        let answers =
+            pump(server_reads, client_writes, clear.clone(), || !doomed.load(Ordering::SeqCst));
         tokio::select! {
             () = requests => {}
             () = answers => {}
@@ -250,21 +235,12 @@ mod tests {
         client.write_all(b"late").await.unwrap();
         fresh.write_all(b"new!").await.unwrap();
         let mut answer = [0; 4];
-        assert!(
-            timeout(SHORT, client.read(&mut answer)).await.is_err(),
-            "an answer came"
-        );
+        assert!(timeout(SHORT, client.read(&mut answer)).await.is_err(), "an answer came");
         assert_eq!(*got.borrow_and_update(), 4, "a request came through");
         proxy.heal();
-        timeout(LONG, client.read_exact(&mut answer))
-            .await
-            .unwrap()
-            .unwrap();
+        timeout(LONG, client.read_exact(&mut answer)).await.unwrap().unwrap();
         assert_eq!(&answer, b"late");
-        timeout(LONG, fresh.read_exact(&mut answer))
-            .await
-            .unwrap()
-            .unwrap();
+        timeout(LONG, fresh.read_exact(&mut answer)).await.unwrap().unwrap();
         assert_eq!(&answer, b"new!");
     }
 
@@ -284,10 +260,7 @@ mod tests {
         proxy.silence();
         proxy.cut();
         let closed = timeout(LONG, client.read(&mut [0; 4])).await.unwrap();
-        assert!(
-            matches!(closed, Ok(0) | Err(_)),
-            "the connection survived: {closed:?}"
-        );
+        assert!(matches!(closed, Ok(0) | Err(_)), "the connection survived: {closed:?}");
     }
 
     #[tokio::test]
@@ -306,10 +279,7 @@ mod tests {
         let addr = proxy.addr();
         drop(proxy);
         let closed = timeout(LONG, client.read(&mut [0; 4])).await.unwrap();
-        assert!(
-            matches!(closed, Ok(0) | Err(_)),
-            "the connection survived: {closed:?}"
-        );
+        assert!(matches!(closed, Ok(0) | Err(_)), "the connection survived: {closed:?}");
         let refused = async {
             while TcpStream::connect(addr).await.is_ok() {
                 tokio::task::yield_now().await;

@@ -109,9 +109,7 @@ impl Report {
                     _ => format!(" ({seconds:.2}s)"),
                 };
                 let (total, name) = (self.total, case.name);
-                print_line(&format!(
-                    "[{number:>width$}/{total}] {name} ... {word}{more}"
-                ));
+                print_line(&format!("[{number:>width$}/{total}] {name} ... {word}{more}"));
             }
         }
     }
@@ -152,11 +150,7 @@ impl Report {
     }
 
     fn paint(&self, color: &str, text: &str) -> String {
-        if self.color {
-            format!("\x1b[{color}m{text}\x1b[0m")
-        } else {
-            text.to_owned()
-        }
+        if self.color { format!("\x1b[{color}m{text}\x1b[0m") } else { text.to_owned() }
     }
 }
 

@@ -51,10 +51,8 @@ pub fn main(setup: Setup) -> ExitCode {
         let trials = CASES.iter().map(|case| trial(case)).collect();
         return libtest_mimic::run(&args, trials).exit_code();
     }
-    let cases: Vec<&Case> = CASES
-        .iter()
-        .filter(|case| !args.is_filtered_out(&trial(case)))
-        .collect();
+    let cases: Vec<&Case> =
+        CASES.iter().filter(|case| !args.is_filtered_out(&trial(case))).collect();
     let filtered_out = CASES.len() - cases.len();
     if cases.is_empty() {
         let report = Report::new(&args, cases.len());
@@ -89,10 +87,7 @@ fn run(
             let (queue, done) = (&queue, done.clone());
             scope.spawn(move || {
                 loop {
-                    let next = queue
-                        .lock()
-                        .unwrap_or_else(PoisonError::into_inner)
-                        .pop_front();
+                    let next = queue.lock().unwrap_or_else(PoisonError::into_inner).pop_front();
                     let Some(case) = next else { return };
                     let start = Instant::now();
                     let outcome = run_case(case, harness);
@@ -115,10 +110,8 @@ pub fn run_case(case: &Case, harness: &Arc<dyn Harness>) -> Outcome {
     if let Some(reason) = case.needs.iter().find_map(|need| harness.lacks(*need)) {
         return Outcome::Ignored(reason.to_owned());
     }
-    let runtime = tokio::runtime::Builder::new_multi_thread()
-        .worker_threads(2)
-        .enable_all()
-        .build();
+    let runtime =
+        tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build();
     let runtime = match runtime {
         Ok(runtime) => runtime,
         Err(error) => return Outcome::Failed(format!("no runtime: {error}")),
@@ -151,9 +144,7 @@ pub fn run_case(case: &Case, harness: &Arc<dyn Harness>) -> Outcome {
 }
 
 async fn whole(case: Case, ctx: Ctx) -> Verdict {
-    let ran = AssertUnwindSafe((case.run)(ctx.clone()))
-        .catch_unwind()
-        .await;
+    let ran = AssertUnwindSafe((case.run)(ctx.clone())).catch_unwind().await;
     ran.unwrap_or_else(|panic| {
         let message = panic_message(&*panic);
         Err(Fault::new(format!("the case panicked: {message}")))

@@ -6,8 +6,5 @@ use std::sync::Arc;
 use leasehold_conformance::{MemoryHarness, Setup};
 
 fn main() -> ExitCode {
-    leasehold_conformance::main(Setup {
-        start: || Ok(Arc::new(MemoryHarness::new())),
-        join: None,
-    })
+    leasehold_conformance::main(Setup { start: || Ok(Arc::new(MemoryHarness::new())), join: None })
 }

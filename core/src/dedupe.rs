@@ -1,6 +1,7 @@
 //! Dedupe: [`Dedupe`], [`Admission`], [`DedupeGuard`] and [`DedupeExt`].
 
 use std::fmt::{self, Debug};
+use std::future::Future;
 use std::time::{Duration, SystemTime};
 
 use async_trait::async_trait;
@@ -191,7 +192,7 @@ impl Seen {
 }
 
 /// One-step forms over a [`Dedupe`]; implemented for all of them.
-#[allow(async_fn_in_trait)] // auto traits of the future are inferred where it is called
+// The futures say that they are `Send`: inferred through a trait object, the compiler fails to see it.
 pub trait DedupeExt: Dedupe {
     /// Whether `key` is seen for the first time within `retain`; it counts as done at once.
     ///
@@ -200,11 +201,13 @@ pub trait DedupeExt: Dedupe {
     ///
     /// # Cancel safety
     /// The key may have been recorded.
-    async fn first_seen(&self, key: &Key, retain: Duration) -> Result<bool> {
-        let opts = DedupeOptions::default().retain(retain).done_at_once();
-        match self.admit(key, opts).await? {
-            Admission::First(guard) => guard.complete().await.map(|()| true),
-            Admission::InProgress { .. } | Admission::Done { .. } => Ok(false),
+    fn first_seen(&self, key: &Key, retain: Duration) -> impl Future<Output = Result<bool>> + Send {
+        async move {
+            let opts = DedupeOptions::default().retain(retain).done_at_once();
+            match self.admit(key, opts).await? {
+                Admission::First(guard) => guard.complete().await.map(|()| true),
+                Admission::InProgress { .. } | Admission::Done { .. } => Ok(false),
+            }
         }
     }
 
@@ -216,26 +219,49 @@ pub trait DedupeExt: Dedupe {
     ///
     /// # Cancel safety
     /// The key may have been recorded.
-    async fn first_seen_or_accept(
+    fn first_seen_or_accept(
         &self,
         key: &Key,
         retain: Duration,
         within: Duration,
-    ) -> Result<Seen> {
-        let answer = tokio::time::timeout(within, self.first_seen(key, retain)).await;
-        let error = match answer {
-            Ok(Ok(true)) => return Ok(Seen::First),
-            Ok(Ok(false)) => return Ok(Seen::Before),
-            Ok(Err(error)) if error.kind() == ErrorKind::InvalidOptions => return Err(error),
-            Ok(Err(error)) => error,
-            Err(_) => {
-                let detail = format!("no answer within {within:?}");
-                Error::new(ErrorKind::Unavailable, detail).on(key)
-            }
-        };
-        tracing::warn!(%key, %error, "accepted without knowing whether it was seen before");
-        Ok(Seen::Accepted(error))
+    ) -> impl Future<Output = Result<Seen>> + Send {
+        async move {
+            let answer = tokio::time::timeout(within, self.first_seen(key, retain)).await;
+            let error = match answer {
+                Ok(Ok(true)) => return Ok(Seen::First),
+                Ok(Ok(false)) => return Ok(Seen::Before),
+                Ok(Err(error)) if error.kind() == ErrorKind::InvalidOptions => return Err(error),
+                Ok(Err(error)) => error,
+                Err(_) => {
+                    let detail = format!("no answer within {within:?}");
+                    Error::new(ErrorKind::Unavailable, detail).on(key)
+                }
+            };
+            tracing::warn!(%key, %error, "accepted without knowing whether it was seen before");
+            Ok(Seen::Accepted(error))
+        }
     }
 }
 
 impl<D: Dedupe + ?Sized> DedupeExt for D {}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use super::*;
+    use crate::memory::MemoryBackend;
+
+    #[tokio::test]
+    async fn the_one_step_forms_work_in_a_spawned_task_through_a_trait_object() {
+        let dedupe: Arc<dyn Dedupe> = Arc::new(MemoryBackend::new());
+        let task = tokio::spawn(async move {
+            let key = Key::new("event")?;
+            let (retain, within) = (Duration::from_secs(60), Duration::from_secs(10));
+            let first = dedupe.first_seen(&key, retain).await?;
+            let seen = dedupe.first_seen_or_accept(&key, retain, within).await?;
+            Ok::<_, Error>((first, seen))
+        });
+        assert!(matches!(task.await.unwrap(), Ok((true, Seen::Before))));
+    }
+}

@@ -58,12 +58,15 @@ async fn open(lab: &Lab) -> leasehold_core::Result<leasehold_redis::RedisBackend
 }
 
 async fn everything(lab: &Lab) -> leasehold_core::Result<()> {
+    // what an earlier round could not free, and the scripts that it made known
+    lab.ask(&["FLUSHALL"]).await;
     lab.ask(&["SCRIPT", "FLUSH"]).await;
     let handle = open(lab).await?;
     handle.migrate().await?;
     let lease = handle.lease(&key("x"), once(30_000)).await?.expect("it is free");
-    // a waiter, which subscribes
-    let waits = handle.lease(&key("x"), once(30_000).wait(Duration::from_millis(100))).await?;
+    // a waiter of another process, which subscribes
+    let other = open(lab).await?;
+    let waits = other.lease(&key("x"), once(30_000).wait(Duration::from_millis(100))).await?;
     assert!(waits.is_none());
     lease.renew().await?;
     let lock = handle.lock(&key("x"), LockOptions::try_once()).await?.expect("it is free");
@@ -74,8 +77,8 @@ async fn everything(lab: &Lab) -> leasehold_core::Result<()> {
     tx.incr_by(lab.data("n"), 1)?;
     claim.first_seen(&key("event"), Duration::from_secs(1)).await?;
     claim.commit().await?;
-    let other = handle.claim(&keys(&["x"]), ClaimOptions::try_once()).await?.expect("free");
-    other.rollback().await?;
+    let open = handle.claim(&keys(&["x"]), ClaimOptions::try_once()).await?.expect("free");
+    open.rollback().await?;
     lease.release().await?;
     let opts = DedupeOptions::default().retain(Duration::from_millis(100));
     if let Some(first) = handle.admit(&key("e"), opts).await?.first() {
@@ -84,5 +87,6 @@ async fn everything(lab: &Lab) -> leasehold_core::Result<()> {
     if let Some(first) = handle.admit(&key("f"), opts).await?.first() {
         first.abandon().await?;
     }
+    other.close().await?;
     handle.close().await
 }

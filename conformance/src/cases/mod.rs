@@ -1,12 +1,28 @@
 //! The cases, a file per subject. A new one is a function and a line in its file's table; it
 //! reaches every backend by itself.
 
+mod cancel;
+mod claim;
+mod commit;
+mod dedupe;
+mod expiry;
+mod keys;
 mod lease;
 mod named;
+mod shared;
 
 use crate::case::Case;
 
-const PARTS: &[&[Case]] = &[named::CASES, lease::CASES];
+const PARTS: &[&[Case]] = &[
+    named::CASES,
+    lease::CASES,
+    expiry::CASES,
+    claim::CASES,
+    commit::CASES,
+    dedupe::CASES,
+    keys::CASES,
+    cancel::CASES,
+];
 
 const COUNT: usize = {
     let (mut count, mut part) = (0, 0);
