@@ -6,9 +6,12 @@ mod claim;
 mod commit;
 mod dedupe;
 mod expiry;
+mod faults;
 mod keys;
 mod lease;
+mod lifecycle;
 mod named;
+mod processes;
 mod shared;
 
 use crate::case::Case;
@@ -22,6 +25,9 @@ const PARTS: &[&[Case]] = &[
     dedupe::CASES,
     keys::CASES,
     cancel::CASES,
+    faults::CASES,
+    lifecycle::CASES,
+    processes::CASES,
 ];
 
 const COUNT: usize = {
