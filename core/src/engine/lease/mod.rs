@@ -214,12 +214,16 @@ impl<D: LeaseDriver> Inner<D> {
                 }
             };
             let sleep = tokio::time::sleep(pause.min(deadline.remaining()));
-            match &registration {
-                None => sleep.await,
-                Some(registration) => tokio::select! {
-                    () = registration.woken() => {}
-                    () = sleep => {}
-                },
+            let woken = async {
+                match &registration {
+                    None => std::future::pending().await,
+                    Some(registration) => registration.woken().await,
+                }
+            };
+            tokio::select! {
+                () = woken => {}
+                () = sleep => {}
+                () = inner.heart().closed() => return Err(closed()),
             }
         }
     }
