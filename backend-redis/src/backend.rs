@@ -1,7 +1,7 @@
 //! [`RedisBackend`]: the drivers put together.
 
 use std::any::TypeId;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 
 use async_trait::async_trait;
 use leasehold_core::engine::{ClaimEngine, DedupeEngine, LeaseEngine};
@@ -10,6 +10,7 @@ use leasehold_core::{
     Housekeeping, Key, Keys, Lease, LeaseGuard, LeaseOptions, LockGuard, LockOptions, NamedLock,
     Result,
 };
+use tokio::sync::watch;
 
 use crate::Builder;
 use crate::claim::Claims;
@@ -26,10 +27,12 @@ use crate::wake::Wakes;
 pub struct RedisBackend {
     conn: Arc<Conn>,
     wakes: Arc<Wakes>,
-    locks: LeaseEngine<Leases>,
-    leases: LeaseEngine<Leases>,
+    locks: Arc<LeaseEngine<Leases>>,
+    leases: Arc<LeaseEngine<Leases>>,
     claims: ClaimEngine<Claims>,
     dedupe: DedupeEngine<Entries>,
+    /// How the close ended, once it was begun.
+    closed: OnceLock<watch::Receiver<Option<Result<()>>>>,
 }
 
 impl RedisBackend {
@@ -63,7 +66,10 @@ impl RedisBackend {
             conn.settings.command_limit,
             conn.settings.keyspace_events,
         ));
-        let leases = |kind| LeaseEngine::new(Leases::new(conn.clone(), wakes.clone(), kind));
+        let leases = |kind| {
+            let driver = Leases::new(conn.clone(), wakes.clone(), kind);
+            Arc::new(LeaseEngine::new(driver))
+        };
         Self {
             locks: leases(Kind::Lock),
             leases: leases(Kind::Lease),
@@ -71,16 +77,40 @@ impl RedisBackend {
             dedupe: DedupeEngine::new(Entries::new(conn.clone())),
             conn,
             wakes,
+            closed: OnceLock::new(),
         }
+    }
+
+    /// Closes in a task of its own, which goes on if nobody waits for it.
+    fn start_close(&self) -> watch::Receiver<Option<Result<()>>> {
+        let (conn, wakes) = (self.conn.clone(), self.wakes.clone());
+        let (locks, leases) = (self.locks.clone(), self.leases.clone());
+        let (done, closed) = watch::channel(None);
+        tokio::spawn(async move {
+            conn.closing.cancel();
+            conn.tasks_of_claims.close();
+            let limit = conn.answer_limit();
+            let (locks, leases, claims) = tokio::join!(
+                locks.close(),
+                leases.close(),
+                tokio::time::timeout(limit, conn.tasks_of_claims.wait()),
+            );
+            wakes.stop();
+            conn.quit().await;
+            let claims = claims.map_err(|_| {
+                let detail = "the claims were not freed in time, they expire";
+                Error::new(ErrorKind::Unavailable, detail)
+            });
+            done.send_replace(Some(locks.and(leases).and(claims)));
+        });
+        closed
     }
 }
 
 #[async_trait]
 impl NamedLock for RedisBackend {
     async fn lock(&self, key: &Key, opts: LockOptions) -> Result<Option<LockGuard>> {
-        let opts = LeaseOptions::default()
-            .ttl(self.conn.settings.lock_ttl)
-            .wait(opts.wait);
+        let opts = LeaseOptions::default().ttl(self.conn.settings.lock_ttl).wait(opts.wait);
         self.locks.lock(key, opts).await
     }
 }
@@ -133,18 +163,10 @@ impl Backend for RedisBackend {
     }
 
     async fn close(&self) -> Result<()> {
-        let (locks, leases) = futures_util::join!(self.locks.close(), self.leases.close());
-        self.conn.closing.cancel();
-        self.conn.tasks_of_claims.close();
-        let limit = self.conn.answer_limit();
-        let claims = tokio::time::timeout(limit, self.conn.tasks_of_claims.wait()).await;
-        self.wakes.stop();
-        self.conn.quit().await;
-        let claims = claims.map_err(|_| {
-            let detail = "the claims were not freed in time, they expire";
-            Error::new(ErrorKind::Unavailable, detail)
-        });
-        let closed = locks.and(leases).and(claims);
-        closed.map_err(|error| error.at(NAME, "close"))
+        let mut closed = self.closed.get_or_init(|| self.start_close()).clone();
+        let outcome = closed.wait_for(Option::is_some).await;
+        let outcome = outcome.ok().and_then(|outcome| outcome.clone());
+        let ended = || Err(Error::new(ErrorKind::Unavailable, "the runtime has ended"));
+        outcome.unwrap_or_else(ended).map_err(|error| error.at(NAME, "close"))
     }
 }

@@ -161,12 +161,8 @@ impl Builder {
         let mut opened = Opened::default();
         for _ in 0..self.connections {
             let (performance, connection, policy) = self.configs();
-            let client = Client::new(
-                config.clone(),
-                Some(performance),
-                Some(connection),
-                Some(policy),
-            );
+            let client =
+                Client::new(config.clone(), Some(performance), Some(connection), Some(policy));
             let connect = tokio::time::timeout(self.settings.command_limit, client.init());
             let task = match connect.await {
                 Ok(task) => task.map_err(|error| mapped(error).at(NAME, "connect"))?,
@@ -178,9 +174,7 @@ impl Builder {
             opened.tasks.push(task);
             opened.clients.push(client);
         }
-        self.finish(opened)
-            .await
-            .map_err(|error| error.at(NAME, "connect"))
+        self.finish(opened).await.map_err(|error| error.at(NAME, "connect"))
     }
 
     /// Uses a connected client of the caller's. It is not closed with the handle. Wake-ups get a
@@ -207,20 +201,14 @@ impl Builder {
     }
 
     async fn with_clients(self, clients: Vec<Client>) -> Result<RedisBackend> {
-        let opened = Opened {
-            clients,
-            tasks: Vec::new(),
-        };
-        self.finish(opened)
-            .await
-            .map_err(|error| error.at(NAME, "connect"))
+        let opened = Opened { clients, tasks: Vec::new() };
+        self.finish(opened).await.map_err(|error| error.at(NAME, "connect"))
     }
 
     async fn finish(self, mut opened: Opened) -> Result<RedisBackend> {
-        for (what, ttl) in [
-            ("lock_ttl", self.settings.lock_ttl),
-            ("claim_ttl", self.settings.claim_ttl),
-        ] {
+        for (what, ttl) in
+            [("lock_ttl", self.settings.lock_ttl), ("claim_ttl", self.settings.claim_ttl)]
+        {
             if !(MIN_TTL..=MAX_TTL).contains(&ttl) {
                 let detail =
                     format!("{what} is {ttl:?}, it must be from {MIN_TTL:?} to {MAX_TTL:?}");
@@ -243,20 +231,13 @@ impl Builder {
         let keys = Keyspace::new(&self.namespace, self.cluster_tag, clustered)?;
         check(first, self.settings.command_limit, self.allow_eviction).await?;
         let (clients, tasks) = opened.take();
-        Ok(RedisBackend::over(Conn::new(
-            clients,
-            tasks,
-            keys,
-            self.settings,
-        )))
+        Ok(RedisBackend::over(Conn::new(clients, tasks, keys, self.settings)))
     }
 
     fn configs(&self) -> (PerformanceConfig, ConnectionConfig, ReconnectPolicy) {
         let limit = self.settings.command_limit;
-        let performance = PerformanceConfig {
-            default_command_timeout: limit,
-            ..PerformanceConfig::default()
-        };
+        let performance =
+            PerformanceConfig { default_command_timeout: limit, ..PerformanceConfig::default() };
         let connection = ConnectionConfig {
             connection_timeout: limit,
             internal_command_timeout: limit,
@@ -282,10 +263,7 @@ struct Opened {
 
 impl Opened {
     fn take(&mut self) -> (Vec<Client>, Vec<ConnectHandle>) {
-        (
-            std::mem::take(&mut self.clients),
-            std::mem::take(&mut self.tasks),
-        )
+        (std::mem::take(&mut self.clients), std::mem::take(&mut self.tasks))
     }
 }
 

@@ -34,10 +34,7 @@ async fn check_one(
     evicting: bool,
     server: Option<Server>,
 ) -> Result<()> {
-    let at = server
-        .as_ref()
-        .map(|server| format!(" at {server}"))
-        .unwrap_or_default();
+    let at = server.as_ref().map(|server| format!(" at {server}")).unwrap_or_default();
     let unsupported = |detail: String| Err(Error::new(ErrorKind::Unsupported, detail));
     let client = client.with_options(&Options {
         max_attempts: Some(1),
@@ -52,25 +49,18 @@ async fn check_one(
     match ask("INFO", Vec::new()).await {
         Ok(info) => {
             let info = info.as_string().unwrap_or_default();
-            let info: HashMap<&str, &str> = info
-                .lines()
-                .filter_map(|line| line.trim_end().split_once(':'))
-                .collect();
+            let info: HashMap<&str, &str> =
+                info.lines().filter_map(|line| line.trim_end().split_once(':')).collect();
             let said = |what: &str| info.get(what).copied().unwrap_or_default();
             let version = said("redis_version");
-            let major = version
-                .split('.')
-                .next()
-                .and_then(|major| major.parse().ok());
+            let major = version.split('.').next().and_then(|major| major.parse().ok());
             if major.is_some_and(|major: u32| major < OLDEST) {
                 return unsupported(format!(
                     "the server{at} is {version}, it must be {OLDEST}.0 or later"
                 ));
             }
             if said("role") == "slave" {
-                return unsupported(format!(
-                    "the server{at} is a replica: connect to the primary"
-                ));
+                return unsupported(format!("the server{at} is a replica: connect to the primary"));
             }
             let policy = said("maxmemory_policy");
             if !evicting && !policy.is_empty() && policy != "noeviction" {

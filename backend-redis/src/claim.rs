@@ -231,11 +231,8 @@ struct RedisClaim {
 
 impl RedisClaim {
     fn open(held: Held, token: FencingToken, deadline: Instant) -> Self {
-        let signal = if held.places.is_empty() {
-            LossSignal::new()
-        } else {
-            LossSignal::until(deadline)
-        };
+        let signal =
+            if held.places.is_empty() { LossSignal::new() } else { LossSignal::until(deadline) };
         let renewals = renew(
             held.conn.clone(),
             held.owner,
@@ -280,11 +277,8 @@ async fn renew(
             return;
         }
         let entries = reserved.known();
-        let renewals: Vec<_> = places
-            .iter()
-            .chain(&entries)
-            .map(|place| (place, owner, ttl))
-            .collect();
+        let renewals: Vec<_> =
+            places.iter().chain(&entries).map(|place| (place, owner, ttl)).collect();
         if renewals.is_empty() {
             continue;
         }

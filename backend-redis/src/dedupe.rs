@@ -68,23 +68,10 @@ impl Conn {
             args.push(hex(question.owner).into());
             args.push(question.in_progress.map_or(Value::Integer(0), millis));
             args.push(millis(question.retain));
-            args.push(Value::from_static_str(if question.by_claim {
-                "c"
-            } else {
-                "p"
-            }));
+            args.push(Value::from_static_str(if question.by_claim { "c" } else { "p" }));
         }
         let wake = questions.first().map_or(0, |question| question.place.wake);
-        let limit = self.settings.command_limit;
-        let mut answer = self
-            .run(&ADMIT, wake, keys.clone(), args.clone(), limit)
-            .await;
-        if answer.as_ref().is_err_and(|error| !is_answer(error)) {
-            // whatever became of it: asked once more, the owner gets the same answer
-            tokio::time::sleep(Duration::from_millis(50)).await;
-            answer = self.run(&ADMIT, wake, keys, args, limit).await;
-        }
-        let answer = answer.map_err(mapped)?;
+        let answer = self.call(&ADMIT, wake, keys, args).await?;
         let entries: Result<Vec<Entry>> = array(&answer)?.iter().map(read).collect();
         let entries = entries?;
         if entries.len() != questions.len() {
@@ -96,11 +83,7 @@ impl Conn {
     pub(crate) async fn admit(&self, questions: &[Question]) -> Result<Vec<Entry>> {
         let mut groups: HashMap<&str, Vec<usize>> = HashMap::new();
         for (index, question) in questions.iter().enumerate() {
-            let slot = if self.keys.clustered() {
-                question.place.tag.as_str()
-            } else {
-                ""
-            };
+            let slot = if self.keys.clustered() { question.place.tag.as_str() } else { "" };
             groups.entry(slot).or_default().push(index);
         }
         let chunks: Vec<&[usize]> = groups.values().flat_map(|all| all.chunks(CHUNK)).collect();
@@ -109,10 +92,7 @@ impl Conn {
             self.admit_chunk(&chosen).await
         });
         let mut entries = vec![None; questions.len()];
-        for (chunk, answers) in chunks
-            .iter()
-            .zip(futures_util::future::join_all(calls).await)
-        {
+        for (chunk, answers) in chunks.iter().zip(futures_util::future::join_all(calls).await) {
             for (index, answer) in chunk.iter().zip(answers?) {
                 entries[*index] = Some(answer);
             }
@@ -128,19 +108,11 @@ impl Conn {
         owner: Owner,
         retain: Option<Duration>,
     ) -> Result<bool> {
-        let keys = vec![
-            Value::from(place.name.as_str()),
-            self.keys.mark(&place.tag, owner),
-        ];
-        let args = vec![
-            hex(owner).into(),
-            retain.map_or(Value::Integer(0), millis),
-            millis(KEEP_MARK),
-        ];
+        let keys = vec![Value::from(place.name.as_str()), self.keys.mark(&place.tag, owner)];
+        let args =
+            vec![hex(owner).into(), retain.map_or(Value::Integer(0), millis), millis(KEEP_MARK)];
         let limit = self.settings.command_limit;
-        let mut answer = self
-            .run(&SETTLE, place.wake, keys.clone(), args.clone(), limit)
-            .await;
+        let mut answer = self.run(&SETTLE, place.wake, keys.clone(), args.clone(), limit).await;
         if retain.is_some() && answer.as_ref().is_err_and(|error| !is_answer(error)) {
             // completing twice is completing once
             tokio::time::sleep(Duration::from_millis(50)).await;
@@ -157,15 +129,9 @@ fn read(answer: &Value) -> Result<Entry> {
     let time = |micros| SystemTime::UNIX_EPOCH + Duration::from_micros(micros);
     match parts.first().and_then(Value::as_i64) {
         Some(1) => Ok(Entry::Answer(AdmitAnswer::First(FencingToken(second()?)))),
-        Some(2) => Ok(Entry::Answer(AdmitAnswer::InProgress {
-            since: time(second()?),
-        })),
-        Some(3) => Ok(Entry::Answer(AdmitAnswer::Done {
-            at: time(second()?),
-        })),
-        Some(4) => Ok(Entry::Reserved {
-            since: time(second()?),
-        }),
+        Some(2) => Ok(Entry::Answer(AdmitAnswer::InProgress { since: time(second()?) })),
+        Some(3) => Ok(Entry::Answer(AdmitAnswer::Done { at: time(second()?) })),
+        Some(4) => Ok(Entry::Reserved { since: time(second()?) }),
         Some(-1) => {
             let detail = "the request arrived after it had been given up";
             Err(Error::new(ErrorKind::Unavailable, detail))

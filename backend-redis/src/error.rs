@@ -23,20 +23,14 @@ pub(crate) fn mapped(error: fred::error::Error) -> Error {
     let (kind, detail) = if is("OOM") {
         (ErrorKind::Exhausted, "the server has no memory left")
     } else if is("READONLY") {
-        (
-            ErrorKind::Unavailable,
-            "the server is a replica: connect to the primary",
-        )
+        (ErrorKind::Unavailable, "the server is a replica: connect to the primary")
     } else if FOR_NOW.iter().any(|word| is(word)) {
         (ErrorKind::Unavailable, "the server cannot serve for now")
     } else if is("NOPERM") {
         let detail = "the user lacks a permission, see the crate's list of commands";
         (ErrorKind::Backend, detail)
     } else if is("CROSSSLOT") {
-        (
-            ErrorKind::Unsupported,
-            "in a cluster, all keys of a claim must share a slot",
-        )
+        (ErrorKind::Unsupported, "in a cluster, all keys of a claim must share a slot")
     } else if is_answer(&error) {
         (ErrorKind::Backend, "the server refused")
     } else {
@@ -47,11 +41,7 @@ pub(crate) fn mapped(error: fred::error::Error) -> Error {
 
 /// Whether the server answered (with an error), so that nothing was done.
 pub(crate) fn is_answer(error: &fred::error::Error) -> bool {
-    let first = error
-        .details()
-        .split_whitespace()
-        .next()
-        .unwrap_or_default();
+    let first = error.details().split_whitespace().next().unwrap_or_default();
     let shouted = first.len() > 1 && first.chars().all(|c| c.is_ascii_uppercase() || c == '_');
     match error.kind() {
         FredKind::Auth | FredKind::InvalidArgument | FredKind::Parse | FredKind::InvalidCommand => {
@@ -96,18 +86,9 @@ mod tests {
         assert_eq!(kind_of(unknown.clone(), oom), ErrorKind::Exhausted);
         let readonly = "READONLY You can't write against a read only replica.";
         assert_eq!(kind_of(unknown.clone(), readonly), ErrorKind::Unavailable);
-        assert_eq!(
-            kind_of(unknown.clone(), "ERR wrong number"),
-            ErrorKind::Backend
-        );
-        assert_eq!(
-            kind_of(FredKind::IO, "Connection closed."),
-            ErrorKind::Unavailable
-        );
-        assert_eq!(
-            kind_of(FredKind::Timeout, "Request timed out."),
-            ErrorKind::Unavailable
-        );
+        assert_eq!(kind_of(unknown.clone(), "ERR wrong number"), ErrorKind::Backend);
+        assert_eq!(kind_of(FredKind::IO, "Connection closed."), ErrorKind::Unavailable);
+        assert_eq!(kind_of(FredKind::Timeout, "Request timed out."), ErrorKind::Unavailable);
         let lost = "Client is not initialized.";
         assert_eq!(kind_of(unknown, lost), ErrorKind::Unavailable);
     }

@@ -116,11 +116,7 @@ impl Keyspace {
             (None, _) => (u16::from_be_bytes([hash[8], hash[9]]) % SPREAD).to_string(),
         };
         let (prefix, kind) = (&self.prefix, kind.name());
-        Place {
-            name: format!("{prefix}{{{tag}}}:{kind}:{key}"),
-            tag,
-            wake,
-        }
+        Place { name: format!("{prefix}{{{tag}}}:{kind}:{key}"), tag, wake }
     }
 
     /// The key of the last token of a slot.
@@ -146,11 +142,7 @@ impl Keyspace {
 
     /// The command that publishes news.
     pub(crate) fn publish(&self) -> Value {
-        Value::from_static_str(if self.clustered {
-            "SPUBLISH"
-        } else {
-            "PUBLISH"
-        })
+        Value::from_static_str(if self.clustered { "SPUBLISH" } else { "PUBLISH" })
     }
 
     /// What all keys of a kind begin with up to the tag, for events of the keyspace.

@@ -40,10 +40,7 @@ impl LeaseDriver for Leases {
     async fn acquire(&self, key: &Key, owner: Owner, ttl: Duration) -> Result<LeaseTry> {
         let place = [self.place(key)];
         let [Place { tag, .. }] = &place;
-        let taken = self
-            .conn
-            .acquire(self.kind, tag, &place, owner, ttl)
-            .await?;
+        let taken = self.conn.acquire(self.kind, tag, &place, owner, ttl).await?;
         if matches!(taken, LeaseTry::Busy { .. }) {
             self.wakes.want(tag);
         }
@@ -51,10 +48,7 @@ impl LeaseDriver for Leases {
     }
 
     async fn renew(&self, renewals: &[Renewal]) -> Result<Vec<bool>> {
-        let places: Vec<Place> = renewals
-            .iter()
-            .map(|renewal| self.place(&renewal.key))
-            .collect();
+        let places: Vec<Place> = renewals.iter().map(|renewal| self.place(&renewal.key)).collect();
         let shortest = renewals.iter().map(|renewal| renewal.ttl).min();
         // just under the engine's own limit, so that the client gives up first
         let limit = self

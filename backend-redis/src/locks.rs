@@ -79,12 +79,9 @@ impl Conn {
         }
         let calls = chunks.iter().map(|chunk| async move {
             let chosen = || chunk.iter().map(|index| &renewals[*index]);
-            let keys = chosen()
-                .map(|(place, ..)| Value::from(place.name.as_str()))
-                .collect();
-            let args = chosen()
-                .flat_map(|(_, owner, ttl)| [hex(*owner).into(), millis(*ttl)])
-                .collect();
+            let keys = chosen().map(|(place, ..)| Value::from(place.name.as_str())).collect();
+            let args =
+                chosen().flat_map(|(_, owner, ttl)| [hex(*owner).into(), millis(*ttl)]).collect();
             let wake = chosen().next().map_or(0, |(place, ..)| place.wake);
             self.run(&RENEW, wake, keys, args, limit).await
         });

@@ -47,13 +47,7 @@ pub struct RedisTx {
 impl RedisTx {
     pub(crate) fn new(conn: Arc<Conn>, wake: u64) -> Self {
         let tag = conn.keys.claim_tag().to_owned();
-        Self {
-            conn,
-            tag,
-            wake,
-            writes: Vec::new(),
-            leases: Vec::new(),
-        }
+        Self { conn, tag, wake, writes: Vec::new(), leases: Vec::new() }
     }
 
     /// The hash tag of the claim's keys, without braces. In a cluster, `{tag}anything` is a key
@@ -297,9 +291,8 @@ impl RedisTx {
             let detail = "in a cluster, leases and claims share a slot only with a cluster tag";
             return Err(Error::new(ErrorKind::Unsupported, detail));
         }
-        let held: Option<String> = self
-            .through("GET", vec![Value::from(place.name.as_str())])
-            .await?;
+        let held: Option<String> =
+            self.through("GET", vec![Value::from(place.name.as_str())]).await?;
         if !held.is_some_and(|held| held.starts_with(&hex(owner))) {
             let detail = "the lease is held no longer, by the server's word";
             return Err(Error::new(ErrorKind::Lost, detail));
@@ -343,9 +336,7 @@ impl RedisTx {
         let parts = array(&answer).map_err(|error| (error, Freed::No))?;
         let index = number(parts.get(1)).unwrap_or_default() as usize;
         let why = parts.get(2).and_then(Value::as_string).unwrap_or_default();
-        let command = index
-            .checked_sub(1)
-            .and_then(|index| self.writes.get(index));
+        let command = index.checked_sub(1).and_then(|index| self.writes.get(index));
         let command = command.map_or_else(String::new, |write| bytes_text(&write.words[0]));
         match parts.first().and_then(Value::as_i64) {
             Some(1) => Ok(()),

@@ -124,11 +124,7 @@ impl Wakes {
             waiting.entry(*id).or_default().push(notify.clone());
         }
         drop(waiting);
-        Registration {
-            shared: self.0.clone(),
-            ids,
-            notify,
-        }
+        Registration { shared: self.0.clone(), ids, notify }
     }
 
     /// Ends the subscription.
@@ -219,19 +215,13 @@ async fn subscribe(
     pause: &mut Duration,
 ) -> Result<std::convert::Infallible> {
     let template = &shared.template;
-    let performance = PerformanceConfig {
-        broadcast_channel_capacity: 4_096,
-        ..template.perf_config()
-    };
+    let performance =
+        PerformanceConfig { broadcast_channel_capacity: 4_096, ..template.perf_config() };
     let mut policy = ReconnectPolicy::new_exponential(0, 20, 2_000, 2);
     policy.set_jitter(20);
     let connection = template.connection_config().clone();
-    let client = Client::new(
-        template.client_config(),
-        Some(performance),
-        Some(connection),
-        Some(policy),
-    );
+    let client =
+        Client::new(template.client_config(), Some(performance), Some(connection), Some(policy));
     let mut messages = client.message_rx();
     let mut events = client.keyspace_event_rx();
     let mut reconnects = client.reconnect_rx();
@@ -331,10 +321,7 @@ async fn limited<T>(
 ) -> Result<T> {
     match tokio::time::timeout(shared.limit, call).await {
         Ok(done) => done.map_err(mapped),
-        Err(_) => Err(Error::new(
-            ErrorKind::Unavailable,
-            "the subscription is silent",
-        )),
+        Err(_) => Err(Error::new(ErrorKind::Unavailable, "the subscription is silent")),
     }
 }
 

@@ -51,10 +51,7 @@ impl Write {
             return refused(format!("{name} with {} arguments: split it", args.len()));
         }
         if let Some(bad) = args.iter().find(|arg| {
-            matches!(
-                arg,
-                Value::Null | Value::Queued | Value::Map(_) | Value::Array(_)
-            )
+            matches!(arg, Value::Null | Value::Queued | Value::Map(_) | Value::Array(_))
         }) {
             return refused(format!("{bad:?} is not an argument"));
         }

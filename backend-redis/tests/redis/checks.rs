@@ -43,10 +43,8 @@ async fn replicas_are_refused_and_waited_for() {
     assert_eq!(error.kind(), ErrorKind::Unavailable);
     assert!(error.to_string().contains("1 of 2 replicas"), "{error}");
     // what was not confirmed is given back
-    until("it is free", || async {
-        one.lease(&key("x"), once(1_000)).await.unwrap().is_some()
-    })
-    .await;
+    until("it is free", || async { one.lease(&key("x"), once(1_000)).await.unwrap().is_some() })
+        .await;
 }
 
 #[tokio::test(flavor = "multi_thread")]

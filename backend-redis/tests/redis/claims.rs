@@ -49,7 +49,8 @@ async fn a_commit_writes_and_frees() {
     assert!(tx.sismember(lab.data("set"), "member").await.unwrap());
     assert_eq!(tx.zcard(lab.data("z")).await.unwrap(), 1);
     assert!(tx.exists(lab.data("s")).await.unwrap());
-    let list: Vec<String> = tx.read("LRANGE", [lab.data("l"), "0".into(), "-1".into()]).await.unwrap();
+    let list: Vec<String> =
+        tx.read("LRANGE", [lab.data("l"), "0".into(), "-1".into()]).await.unwrap();
     assert_eq!(list, ["1", "2"]);
     next.rollback().await.unwrap();
 }

@@ -162,7 +162,13 @@ async fn closing_frees_and_tells() {
     let lock = handle.lock(&key("x"), LockOptions::try_once()).await.unwrap().unwrap();
     let claim = handle.claim(&keys(&["x"]), ClaimOptions::try_once()).await.unwrap().unwrap();
     // a waiter opens the subscription
-    assert!(handle.lease(&key("x"), once(1_000).wait(Duration::from_millis(50))).await.unwrap().is_none());
+    assert!(
+        handle
+            .lease(&key("x"), once(1_000).wait(Duration::from_millis(50)))
+            .await
+            .unwrap()
+            .is_none()
+    );
     soon("it closes", handle.close()).await.unwrap();
     for lost in [lease.lost(), lock.lost(), claim.lost()] {
         assert_eq!(soon("the loss", lost.wait()).await, LossReason::Closed);
@@ -181,7 +187,13 @@ async fn dropping_closes_the_connections() {
     let lab = Lab::private(&[]);
     let handle = lab.open().await;
     let lease = handle.lease(&key("x"), once(60_000)).await.unwrap().unwrap();
-    assert!(handle.lease(&key("x"), once(1_000).wait(Duration::from_millis(50))).await.unwrap().is_none());
+    assert!(
+        handle
+            .lease(&key("x"), once(1_000).wait(Duration::from_millis(50)))
+            .await
+            .unwrap()
+            .is_none()
+    );
     drop(handle);
     lease.release().await.unwrap();
     no_connections_but_ours(&lab).await;

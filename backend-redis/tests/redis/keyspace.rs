@@ -16,10 +16,7 @@ async fn a_deleted_key_is_lost_at_once() {
     let lease = handle.lease(&key("a:{b}"), opts).await.unwrap().unwrap();
     let other = handle.lease(&key("other"), opts).await.unwrap().unwrap();
     let lock = handle.lock(&key("x"), LockOptions::try_once()).await.unwrap().unwrap();
-    until("it subscribes", || async {
-        lab.ask(&["PUBSUB", "NUMPAT"]).await.number() > 0
-    })
-    .await;
+    until("it subscribes", || async { lab.ask(&["PUBSUB", "NUMPAT"]).await.number() > 0 }).await;
     for name in lab.keys("lease").await {
         if name.ends_with("a:{b}") {
             lab.ask(&["DEL", &name]).await;

@@ -146,9 +146,8 @@ async fn a_release_that_overtakes_its_acquisition_wins() {
     let name = |what: &str| format!("leasehold:{tag}:{{0}}:{what}");
     let (lock, last, mark) = (name("lease:x"), name("last:lease"), name("gone:o"));
     let owner = "0123456789abcdef0123456789abcdef";
-    let released = lab
-        .ask(&["EVAL", release, "2", &mark, &lock, owner, "60000", "PUBLISH", "c", "1"])
-        .await;
+    let released =
+        lab.ask(&["EVAL", release, "2", &mark, &lock, owner, "60000", "PUBLISH", "c", "1"]).await;
     assert_eq!(released.number(), 0);
     let late = ["EVAL", acquire, "3", &last, &mark, &lock, owner, "60000", "1000"];
     let crate::support::Reply::List(answer) = lab.ask(&late).await else {

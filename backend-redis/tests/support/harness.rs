@@ -1,7 +1,7 @@
 //! [`RedisHarness`]: a Redis or Valkey under the suite.
 
 use std::net::{Ipv4Addr, SocketAddr};
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use async_trait::async_trait;
@@ -23,7 +23,10 @@ pub enum Layout {
     Cluster(Cluster),
     Sentinel(Sentinel),
     /// Another process of the test started them.
-    Joined { url: String, ports: Vec<u16> },
+    Joined {
+        url: String,
+        ports: Vec<u16>,
+    },
 }
 
 /// The harness.
@@ -31,6 +34,8 @@ pub enum Layout {
 pub struct RedisHarness {
     name: String,
     layout: Layout,
+    /// Kept, because what a dropped handle still has to do goes through them.
+    proxies: Mutex<Vec<Arc<Proxy>>>,
 }
 
 impl RedisHarness {
@@ -40,6 +45,7 @@ impl RedisHarness {
         Ok(Arc::new(Self {
             name: format!("{kind} {version}"),
             layout: Layout::One(server),
+            proxies: Mutex::default(),
         }))
     }
 
@@ -47,6 +53,7 @@ impl RedisHarness {
         Ok(Arc::new(Self {
             name: format!("{kind}, a cluster of three"),
             layout: Layout::Cluster(redis::cluster(kind).map_err(failed)?),
+            proxies: Mutex::default(),
         }))
     }
 
@@ -54,6 +61,7 @@ impl RedisHarness {
         Ok(Arc::new(Self {
             name: format!("{kind}, a sentinel with a replica"),
             layout: Layout::Sentinel(redis::sentinel(kind).map_err(failed)?),
+            proxies: Mutex::default(),
         }))
     }
 
@@ -66,6 +74,7 @@ impl RedisHarness {
                 url: url.to_owned(),
                 ports: ports.split(',').filter_map(|port| port.parse().ok()).collect(),
             },
+            proxies: Mutex::default(),
         }))
     }
 
@@ -127,16 +136,14 @@ impl Harness for RedisHarness {
         let (backend, proxy) = match &self.layout {
             Layout::One(server) => {
                 let upstream = SocketAddr::from((Ipv4Addr::LOCALHOST, server.port()));
-                let proxy = Proxy::start(upstream).await.map_err(failed)?;
+                let proxy = Arc::new(Proxy::start(upstream).await.map_err(failed)?);
+                self.proxies.lock().expect("not poisoned").push(proxy.clone());
                 let url = format!("redis://{}/0", proxy.addr());
                 (builder.connect(&url).await?, Some(proxy))
             }
             _ => (builder.connect(&self.url()).await?, None),
         };
-        Ok(Handle {
-            backend: Arc::new(backend),
-            link: Arc::new(Way(proxy)),
-        })
+        Ok(Handle { backend: Arc::new(backend), link: Arc::new(Way(proxy)) })
     }
 
     async fn private(&self) -> Result<Arc<dyn Harness>> {
@@ -150,6 +157,7 @@ impl Harness for RedisHarness {
         Ok(Arc::new(Self {
             name: format!("{kind}, private"),
             layout: Layout::One(server.map_err(failed)?),
+            proxies: Mutex::default(),
         }))
     }
 
@@ -223,9 +231,8 @@ impl Harness for RedisHarness {
             let mut raw = Raw::open(port).await?;
             // no key without a ttl ever exists; -2: it has expired meanwhile
             let ttl = raw.tell(&["PTTL", &name]).await?.number();
-            let held = ["lock", "lease", "claim"]
-                .iter()
-                .any(|kind| name.contains(&format!("}}:{kind}:")));
+            let held =
+                ["lock", "lease", "claim"].iter().any(|kind| name.contains(&format!("}}:{kind}:")));
             if ttl == -1 {
                 left.push(format!("{name} without a ttl"));
             } else if held && ttl > 0 {
@@ -243,11 +250,11 @@ fn number(name: &str) -> String {
 
 /// The way of a handle: through its proxy, if there is one.
 #[derive(Debug)]
-struct Way(Option<Proxy>);
+struct Way(Option<Arc<Proxy>>);
 
 impl Way {
     fn proxy(&self) -> Result<&Proxy> {
-        self.0.as_ref().ok_or_else(|| failed("there is no proxy on this way"))
+        self.0.as_deref().ok_or_else(|| failed("there is no proxy on this way"))
     }
 }
 

@@ -24,7 +24,5 @@ pub fn wanted(kind: Kind) -> bool {
 }
 
 fn only() -> Option<String> {
-    std::env::var("LEASEHOLD_TEST_ONLY")
-        .ok()
-        .filter(|only| !only.is_empty())
+    std::env::var("LEASEHOLD_TEST_ONLY").ok().filter(|only| !only.is_empty())
 }

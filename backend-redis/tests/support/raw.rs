@@ -33,10 +33,9 @@ impl Reply {
 
     pub fn texts(&self) -> Vec<String> {
         match self {
-            Self::List(list) => list
-                .iter()
-                .filter_map(|part| part.text().map(str::to_owned))
-                .collect(),
+            Self::List(list) => {
+                list.iter().filter_map(|part| part.text().map(str::to_owned)).collect()
+            }
             other => panic!("not a list: {other:?}"),
         }
     }
