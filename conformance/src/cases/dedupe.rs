@@ -9,7 +9,7 @@ use leasehold_core::{Admission, DedupeExt, DedupeOptions, ErrorKind, Key};
 use tokio::task::JoinSet;
 
 use crate::case::cases;
-use crate::ctx::{Ctx, HandleExt, LONG, PATIENCE, all, eventually, fails, is_lost, key};
+use crate::ctx::{Ctx, HandleExt, LONG, PATIENCE, all, eventually, fails, is_lost, key, soon};
 use crate::fault::{Fault, Verdict, ensure};
 
 const SHORT: Duration = Duration::from_millis(400);
@@ -146,18 +146,20 @@ async fn panic_abandons(ctx: Ctx) -> Verdict {
     };
     ensure!(panics.await.is_err(), "expected the task to panic");
     is_first_soon(&b, "event").await?;
+    let (tell, at_it) = tokio::sync::oneshot::channel();
     let aborted = {
         let a = a.clone();
         tokio::spawn(async move {
-            let _guard = a.admitted("other", DedupeOptions::default()).await;
+            let guard = a.admitted("other", DedupeOptions::default()).await;
+            let _ = tell.send(guard.is_ok()); // the case has failed otherwise
             std::future::pending::<()>().await;
+            drop(guard);
         })
     };
-    eventually("the task to be at it", || async {
-        // one that comes first here goes away again
-        Ok(in_progress(&b.admission("other").await?))
-    })
-    .await?;
+    ensure!(
+        soon("the task to be at it", at_it).await?.is_ok_and(|first| first),
+        "expected the task to be first"
+    );
     aborted.abort();
     is_first_soon(&b, "other").await
 }
