@@ -158,19 +158,18 @@ impl Builder {
     /// # Cancel safety
     /// As [`connect`](Self::connect).
     pub async fn connect_config(self, config: Config) -> Result<RedisBackend> {
+        self.check_options().map_err(|error| error.at(NAME, "connect"))?;
         let mut opened = Opened::default();
         for _ in 0..self.connections {
             let (performance, connection, policy) = self.configs();
             let client =
                 Client::new(config.clone(), Some(performance), Some(connection), Some(policy));
             let connect = tokio::time::timeout(self.settings.command_limit, client.init());
-            let task = match connect.await {
-                Ok(task) => task.map_err(|error| mapped(error).at(NAME, "connect"))?,
-                Err(_) => {
-                    let detail = format!("no answer within {:?}", self.settings.command_limit);
-                    return Err(Error::new(ErrorKind::Unavailable, detail).at(NAME, "connect"));
-                }
+            let Ok(connected) = connect.await else {
+                let detail = format!("no answer within {:?}", self.settings.command_limit);
+                return Err(Error::new(ErrorKind::Unavailable, detail).at(NAME, "connect"));
             };
+            let task = connected.map_err(|error| mapped(error).at(NAME, "connect"))?;
             opened.tasks.push(task);
             opened.clients.push(client);
         }
@@ -206,19 +205,7 @@ impl Builder {
     }
 
     async fn finish(self, mut opened: Opened) -> Result<RedisBackend> {
-        for (what, ttl) in
-            [("lock_ttl", self.settings.lock_ttl), ("claim_ttl", self.settings.claim_ttl)]
-        {
-            if !(MIN_TTL..=MAX_TTL).contains(&ttl) {
-                let detail =
-                    format!("{what} is {ttl:?}, it must be from {MIN_TTL:?} to {MAX_TTL:?}");
-                return Err(Error::new(ErrorKind::InvalidOptions, detail));
-            }
-        }
-        if self.settings.command_limit < Duration::from_millis(50) {
-            let detail = "command_limit must be 50 ms or more";
-            return Err(Error::new(ErrorKind::InvalidOptions, detail));
-        }
+        self.check_options()?;
         let Some(first) = opened.clients.first() else {
             let detail = "the pool has no clients";
             return Err(Error::new(ErrorKind::InvalidOptions, detail));
@@ -232,6 +219,23 @@ impl Builder {
         check(first, self.settings.command_limit, self.allow_eviction).await?;
         let (clients, tasks) = opened.take();
         Ok(RedisBackend::over(Conn::new(clients, tasks, keys, self.settings)))
+    }
+
+    fn check_options(&self) -> Result<()> {
+        for (what, ttl) in
+            [("lock_ttl", self.settings.lock_ttl), ("claim_ttl", self.settings.claim_ttl)]
+        {
+            if !(MIN_TTL..=MAX_TTL).contains(&ttl) {
+                let detail =
+                    format!("{what} is {ttl:?}, it must be from {MIN_TTL:?} to {MAX_TTL:?}");
+                return Err(Error::new(ErrorKind::InvalidOptions, detail));
+            }
+        }
+        if self.settings.command_limit < Duration::from_millis(50) {
+            let detail = "command_limit must be 50 ms or more";
+            return Err(Error::new(ErrorKind::InvalidOptions, detail));
+        }
+        Ok(())
     }
 
     fn configs(&self) -> (PerformanceConfig, ConnectionConfig, ReconnectPolicy) {

@@ -71,13 +71,11 @@ impl Wakes {
         self.start();
         let mut ready = self.0.ready.subscribe();
         let wait = ready.wait_for(|ready| *ready);
-        match tokio::time::timeout(self.0.limit, wait).await {
-            Ok(Ok(_)) => Ok(Box::new(Source(news))),
-            _ => {
-                let detail = "the subscription for wake-ups could not be opened";
-                Err(Error::new(ErrorKind::Unavailable, detail))
-            }
+        if let Ok(Ok(_)) = tokio::time::timeout(self.0.limit, wait).await {
+            return Ok(Box::new(Source(news)));
         }
+        let detail = "the subscription for wake-ups could not be opened";
+        Err(Error::new(ErrorKind::Unavailable, detail))
     }
 
     /// Opens the subscription if that has not been done yet.
@@ -186,12 +184,12 @@ impl Shared {
         }
         drop(self.news.send(wake)); // nobody listens: nobody misses it
     }
+}
 
-    /// What a message means.
-    fn read(&self, message: &Message) -> Option<Wake> {
-        let id = message.value.as_str()?.parse().ok()?;
-        Some(Wake::Released(id))
-    }
+/// What a message means.
+fn read(message: &Message) -> Option<Wake> {
+    let id = message.value.as_str()?.parse().ok()?;
+    Some(Wake::Released(id))
 }
 
 /// A client that is closed when it is dropped.
@@ -240,7 +238,7 @@ async fn subscribe(
     loop {
         tokio::select! {
             message = messages.recv() => match message {
-                Ok(message) => if let Some(wake) = shared.read(&message) {
+                Ok(message) => if let Some(wake) = read(&message) {
                     shared.deliver(wake);
                 },
                 Err(RecvError::Lagged(_)) => shared.deliver(Wake::Missed),

@@ -103,12 +103,10 @@ fn spec(name: &str) -> Option<Spec> {
     use KeysOf::{All, First, FirstTwo, None as NoKey, Pairs};
     let (kind, keys, least) = match name {
         "SET" => ("replaced", First, 2),
-        "SETNX" | "APPEND" | "INCRBY" | "DECRBY" | "INCRBYFLOAT" => ("string", First, 2),
-        "INCR" | "DECR" => ("string", First, 1),
+        "SETNX" | "GETSET" | "APPEND" | "INCRBY" | "DECRBY" | "INCRBYFLOAT" => ("string", First, 2),
+        "INCR" | "DECR" | "GETDEL" | "GETEX" | "PFADD" => ("string", First, 1),
         "SETEX" | "PSETEX" => ("replaced", First, 3),
         "SETRANGE" | "SETBIT" => ("string", First, 3),
-        "GETDEL" | "GETEX" => ("string", First, 1),
-        "GETSET" => ("string", First, 2),
         "MSET" => ("unknown", Pairs, 2),
         "HSET" | "HSETNX" | "HINCRBY" | "HINCRBYFLOAT" | "HMSET" => ("hash", First, 3),
         "HDEL" => ("hash", First, 2),
@@ -127,7 +125,6 @@ fn spec(name: &str) -> Option<Spec> {
         "XADD" => ("stream", First, 4),
         "XDEL" => ("stream", First, 2),
         "XTRIM" | "XACK" => ("stream", First, 3),
-        "PFADD" => ("string", First, 1),
         "GEOADD" => ("zset", First, 4),
         "DEL" | "UNLINK" => ("none", All, 1),
         "EXPIRE" | "PEXPIRE" | "EXPIREAT" | "PEXPIREAT" => ("any", First, 2),

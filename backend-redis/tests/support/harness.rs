@@ -66,6 +66,7 @@ impl RedisHarness {
     }
 
     /// Over the servers of another process.
+    #[allow(clippy::unnecessary_wraps)] // the suite wants a function of this type
     pub fn join(address: &str) -> Result<Arc<dyn Harness>> {
         let (url, ports) = address.split_once(' ').unwrap_or((address, ""));
         Ok(Arc::new(Self {
@@ -283,6 +284,7 @@ impl Link for Way {
     }
 }
 
+#[allow(clippy::needless_pass_by_value)] // it is handed to map_err
 fn failed(error: impl ToString) -> Error {
     Error::new(ErrorKind::Backend, error.to_string())
 }

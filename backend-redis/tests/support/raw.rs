@@ -1,5 +1,6 @@
 //! A connection of our own that speaks the server's protocol, nothing else.
 
+use std::fmt::Write;
 use std::io;
 
 use leasehold_core::{Error, ErrorKind};
@@ -55,7 +56,7 @@ impl Raw {
     pub async fn ask(&mut self, words: &[&str]) -> Result<Reply, Error> {
         let mut request = format!("*{}\r\n", words.len());
         for word in words {
-            request.push_str(&format!("${}\r\n{word}\r\n", word.len()));
+            let _ = write!(request, "${}\r\n{word}\r\n", word.len()); // a String takes it
         }
         let stream = self.0.get_mut();
         stream.write_all(request.as_bytes()).await.map_err(failed)?;
