@@ -72,6 +72,28 @@ impl Ctx {
         opened.map_err(|error| Fault::from(error).during("opening a handle"))
     }
 
+    /// Takes a lease as a process that then dies without a word: its runtime ends with everything
+    /// in it, and nothing is released. Gives the token.
+    pub(crate) async fn vanished_lease(&self, name: &str, ttl: Duration) -> Result<u64, Fault> {
+        let (ctx, name) = (self.clone(), name.to_owned());
+        let dies = move || -> Result<u64, Fault> {
+            let runtime = tokio::runtime::Builder::new_multi_thread()
+                .worker_threads(1)
+                .enable_all()
+                .build()?;
+            let token = runtime.block_on(async {
+                let handle = ctx.open_for_now().await?;
+                let guard = handle.leased_once(&name, ttl).await?;
+                let token = guard.token().value();
+                std::mem::forget((guard, handle));
+                Ok::<_, Fault>(token)
+            });
+            runtime.shutdown_background();
+            token
+        };
+        tokio::task::spawn_blocking(dies).await?
+    }
+
     fn keep(&self, handle: Handle) {
         self.kept.lock().unwrap_or_else(PoisonError::into_inner).push(handle);
     }
@@ -116,8 +138,8 @@ impl Ctx {
     }
 
     /// Waits until nothing of the namespace is left on the store.
-    pub(crate) async fn nothing_left(&self) -> Verdict {
-        let deadline = Instant::now() + PATIENCE;
+    pub(crate) async fn nothing_left(&self, within: Duration) -> Verdict {
+        let deadline = Instant::now() + within;
         loop {
             let left = self.harness.leftovers(&self.namespace).await?;
             if left.is_empty() {
@@ -125,7 +147,7 @@ impl Ctx {
             }
             ensure!(
                 Instant::now() < deadline,
-                "expected nothing to be left on the store within {PATIENCE:?}, but there is:\n  {}",
+                "expected nothing to be left on the store within {within:?}, but there is:\n  {}",
                 left.join("\n  ")
             );
             pause().await;

@@ -12,6 +12,7 @@ use leasehold_core::{
     ClaimOptions, Error, ErrorKind, Key, LeaseGuard, LeaseOptions, LockGuard, LockOptions,
 };
 use nix::sys::signal::{Signal, kill};
+use nix::time::{ClockId, clock_gettime};
 use nix::unistd::Pid;
 use serde::{Deserialize, Serialize};
 use tokio::io::{AsyncBufReadExt, AsyncWriteExt, BufReader, Lines};
@@ -21,6 +22,7 @@ use crate::ctx::{PATIENCE, soon};
 use crate::fault::{Fault, Verdict, ensure};
 use crate::harness::{Handle, Harness};
 use crate::history::{Interval, monotonic};
+use crate::runner::Join;
 
 /// Where a child process finds the store.
 pub(crate) const ADDRESS: &str = "LEASEHOLD_CONFORMANCE_ADDRESS";
@@ -70,6 +72,8 @@ enum Order {
         keys: Vec<String>,
         rounds: u32,
     },
+    /// Say what the wall clock shows.
+    WallClock,
     /// End in the ordinary way, with everything held.
     Exit,
 }
@@ -81,6 +85,7 @@ enum Reply {
     Taken(u64),
     Busy,
     Held(bool),
+    WallClock(Duration),
     History(Vec<Interval>),
     Failed { kind: String, message: String },
 }
@@ -209,6 +214,14 @@ impl Holder {
         }
     }
 
+    /// What its wall clock shows, since 1970.
+    pub(crate) async fn wall_clock(&mut self) -> Result<Duration, Fault> {
+        match self.ask(&Order::WallClock).await? {
+            Reply::WallClock(time) => Ok(time),
+            other => Err(unexpected(&other)),
+        }
+    }
+
     /// Ends in the ordinary way, holding what it holds.
     pub(crate) async fn exits(mut self) -> Verdict {
         done(self.ask(&Order::Exit).await?)?;
@@ -254,9 +267,6 @@ fn unexpected(reply: &Reply) -> Fault {
 }
 
 // --- the child -----------------------------------------------------------------------------
-
-/// Opens the store of an address.
-pub(crate) type Join = fn(&str) -> leasehold_core::Result<Arc<dyn Harness>>;
 
 /// Serves as a holder until its input ends.
 pub(crate) fn serve(address: &str, join: Join) -> Verdict {
@@ -329,6 +339,12 @@ impl Held {
                 Ok(Reply::Done)
             }
             Order::Fuzz { kind, keys, rounds } => self.fuzz(kind, &keys, rounds).await,
+            Order::WallClock => {
+                let time = clock_gettime(ClockId::CLOCK_REALTIME);
+                let failed =
+                    |error| Error::new(ErrorKind::Unsupported, "no wall clock").with_source(error);
+                Ok(Reply::WallClock(time.map_err(failed)?.into()))
+            }
             Order::Exit => Ok(Reply::Done),
         }
     }

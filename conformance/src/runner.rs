@@ -12,7 +12,7 @@ use libtest_mimic::{Arguments, Trial};
 
 use crate::case::Case;
 use crate::cases::CASES;
-use crate::ctx::Ctx;
+use crate::ctx::{Ctx, PATIENCE};
 use crate::fault::{Fault, Verdict, panic_message};
 use crate::harness::Harness;
 use crate::holder;
@@ -22,14 +22,21 @@ use crate::report::{Outcome, Report};
 pub const CASE_LIMIT: Duration = Duration::from_secs(60);
 /// Cases run side by side, unless `--test-threads` says otherwise: they mostly wait.
 const THREADS: usize = 8;
+/// Closing the handles of a case takes at most so long.
+const TIDY_LIMIT: Duration = Duration::from_secs(15);
+
+/// Opens the store under test.
+pub type Start = fn() -> Result<Arc<dyn Harness>>;
+/// Opens the store at an address that another process's harness gave.
+pub type Join = fn(&str) -> Result<Arc<dyn Harness>>;
 
 /// How a backend's test gets its store.
 #[derive(Clone, Copy, Debug)]
 pub struct Setup {
     /// Opens the store under test, once, before the first case.
-    pub start: fn() -> Result<Arc<dyn Harness>>,
+    pub start: Start,
     /// Opens the store at [`Harness::address`] in another process; none if it has no address.
-    pub join: Option<fn(&str) -> Result<Arc<dyn Harness>>>,
+    pub join: Option<Join>,
 }
 
 /// The `main` of a backend's conformance test (`harness = false`).
@@ -48,7 +55,7 @@ pub fn main(setup: Setup) -> ExitCode {
     }
     let args = Arguments::from_args();
     if args.list {
-        let trials = CASES.iter().map(|case| trial(case)).collect();
+        let trials = CASES.iter().map(trial).collect();
         return libtest_mimic::run(&args, trials).exit_code();
     }
     let cases: Vec<&Case> =
@@ -105,37 +112,32 @@ fn run(
     report.close(filtered_out)
 }
 
-/// Runs one case on a runtime of its own, and looks what it left behind.
+/// Runs one case on a thread and a runtime of its own, and looks what it left behind.
 pub fn run_case(case: &Case, harness: &Arc<dyn Harness>) -> Outcome {
+    run_within(case, harness, CASE_LIMIT, PATIENCE)
+}
+
+fn run_within(
+    case: &Case,
+    harness: &Arc<dyn Harness>,
+    limit: Duration,
+    cleared_within: Duration,
+) -> Outcome {
     if let Some(reason) = case.needs.iter().find_map(|need| harness.lacks(*need)) {
         return Outcome::Ignored(reason.to_owned());
     }
-    let runtime =
-        tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build();
-    let runtime = match runtime {
-        Ok(runtime) => runtime,
-        Err(error) => return Outcome::Failed(format!("no runtime: {error}")),
-    };
-    let ctx = Ctx::new(harness.clone());
-    let whole = whole(*case, ctx.clone());
-    let verdict = runtime.block_on(async {
-        // a task of its own, so that a case that blocks its thread cannot block this one
-        let task = tokio::spawn(tokio::time::timeout(CASE_LIMIT, whole));
-        let late = CASE_LIMIT + Duration::from_secs(5);
-        match tokio::time::timeout(late, task).await {
-            Ok(Ok(Ok(verdict))) => verdict,
-            Ok(Ok(Err(_))) => Err(Fault::new(format!(
-                "expected the case to end within {CASE_LIMIT:?}: something waits for ever"
-            ))),
-            Ok(Err(error)) => Err(error.into()),
-            Err(_) => Err(Fault::new(format!(
-                "expected the case to end within {CASE_LIMIT:?}: something blocks its thread"
-            ))),
-        }
+    let (case, ctx) = (*case, Ctx::new(harness.clone()));
+    let (tell, told) = mpsc::channel();
+    // not joined: a case that blocks all threads of its runtime must not block the run
+    std::thread::spawn(move || {
+        let verdict = on_own_runtime(case, &ctx, limit, cleared_within, &tell);
+        drop(tell.send(verdict)); // it was told before, or nobody waits for it any more
     });
-    // best effort: the verdict counts
-    drop(runtime.block_on(async { tokio::time::timeout(CASE_LIMIT, ctx.tidy()).await }));
-    runtime.shutdown_timeout(Duration::from_secs(1));
+    let verdict = told.recv_timeout(limit + TIDY_LIMIT.min(limit)).unwrap_or_else(|_| {
+        Err(Fault::new(format!(
+            "expected the case to end within {limit:?}: something blocks its threads"
+        )))
+    });
     match verdict {
         Ok(()) => Outcome::Passed,
         Err(fault) if fault.is_ignored() => Outcome::Ignored(fault.message().to_owned()),
@@ -143,11 +145,142 @@ pub fn run_case(case: &Case, harness: &Arc<dyn Harness>) -> Outcome {
     }
 }
 
-async fn whole(case: Case, ctx: Ctx) -> Verdict {
+fn on_own_runtime(
+    case: Case,
+    ctx: &Ctx,
+    limit: Duration,
+    cleared_within: Duration,
+    tell: &mpsc::Sender<Verdict>,
+) -> Verdict {
+    let runtime =
+        tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build()?;
+    let whole = whole(case, ctx.clone(), cleared_within);
+    let limited = async {
+        // a task of its own: where it blocks its thread, the limit is told on another
+        let ended = tokio::time::timeout(limit, tokio::spawn(whole)).await;
+        ended.map_err(|_| {
+            Fault::new(format!(
+                "expected the case to end within {limit:?}: something waits for ever"
+            ))
+        })??
+    };
+    let verdict = runtime.block_on(limited);
+    if verdict.is_err() {
+        drop(tell.send(verdict.clone())); // what follows may hang where a case has failed
+    }
+    // best effort: the verdict counts
+    drop(runtime.block_on(async { tokio::time::timeout(TIDY_LIMIT, ctx.tidy()).await }));
+    runtime.shutdown_timeout(Duration::from_secs(1));
+    verdict
+}
+
+async fn whole(case: Case, ctx: Ctx, cleared_within: Duration) -> Verdict {
     let ran = AssertUnwindSafe((case.run)(ctx.clone())).catch_unwind().await;
     ran.unwrap_or_else(|panic| {
         let message = panic_message(&*panic);
         Err(Fault::new(format!("the case panicked: {message}")))
     })?;
-    ctx.nothing_left().await
+    ctx.nothing_left(cleared_within).await
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::case::{Subject, cases};
+    use crate::ctx::{HandleExt, key};
+    use crate::fault::ensure;
+    use crate::harness::Need;
+    use crate::memory::MemoryHarness;
+    use leasehold_core::LockOptions;
+
+    mod samples {
+        use super::*;
+
+        cases!(Backend in "samples" {
+            passes = "a case that passes";
+            fails = "a case that fails";
+            panics = "a case that panics";
+            waits_for_ever = "a case that waits for ever";
+            blocks_its_threads = "a case that blocks both threads of its runtime";
+            leaves_a_lock = "a case that leaves a lock behind";
+            needs_processes = "a case that needs what memory lacks" [Processes];
+        });
+
+        async fn passes(ctx: Ctx) -> Verdict {
+            let guard = ctx.open().await?.locked("x").await?;
+            drop(guard); // freed in the background, and waited for
+            Ok(())
+        }
+
+        async fn fails(_: Ctx) -> Verdict {
+            ensure!(1 > 2, "expected {} to be more", 1);
+            Ok(())
+        }
+
+        async fn panics(_: Ctx) -> Verdict {
+            std::panic::resume_unwind(Box::new("on purpose"));
+        }
+
+        async fn waits_for_ever(_: Ctx) -> Verdict {
+            std::future::pending().await
+        }
+
+        async fn blocks_its_threads(_: Ctx) -> Verdict {
+            for _ in 0..4 {
+                tokio::spawn(async { std::thread::sleep(Duration::from_secs(30)) });
+            }
+            std::future::pending().await
+        }
+
+        async fn leaves_a_lock(ctx: Ctx) -> Verdict {
+            let a = ctx.open().await?;
+            let taken = a.backend.lock(&key("forgotten"), LockOptions::try_once()).await?;
+            std::mem::forget(taken);
+            Ok(())
+        }
+
+        async fn needs_processes(_: Ctx) -> Verdict {
+            Ok(())
+        }
+    }
+
+    fn outcome(name: &str) -> Outcome {
+        let case = samples::CASES.iter().find(|case| case.name.ends_with(name)).unwrap();
+        assert_eq!(case.subject, Subject::Backend);
+        let harness: Arc<dyn Harness> = Arc::new(MemoryHarness::new());
+        run_within(case, &harness, Duration::from_secs(2), Duration::from_millis(300))
+    }
+
+    fn message(name: &str) -> String {
+        match outcome(name) {
+            Outcome::Failed(message) => message,
+            other => panic!("expected {name} to be told as failed, it {other:?}"),
+        }
+    }
+
+    #[test]
+    fn each_end_of_a_case_is_told_as_what_it_is() {
+        assert_eq!(outcome("passes"), Outcome::Passed);
+        assert_eq!(message("fails"), "expected 1 to be more");
+        assert_eq!(message("panics"), "the case panicked: on purpose");
+        let reason = MemoryHarness::new().lacks(Need::Processes).unwrap();
+        assert_eq!(outcome("needs_processes"), Outcome::Ignored(reason.to_owned()));
+    }
+
+    #[test]
+    fn a_case_that_does_not_end_fails() {
+        assert!(message("waits_for_ever").contains("something waits for ever"));
+    }
+
+    #[test]
+    fn a_case_that_blocks_all_its_threads_fails() {
+        assert!(message("blocks_its_threads").contains("something blocks its threads"));
+    }
+
+    #[test]
+    fn what_a_case_leaves_behind_fails_it() {
+        let message = message("leaves_a_lock");
+        assert!(message.contains("expected nothing to be left"), "{message}");
+        assert!(message.contains("forgotten"), "{message}");
+    }
 }

@@ -234,6 +234,8 @@ async fn limit_never_exceeded(ctx: Ctx) -> Verdict {
                     own += 1;
                     started.fetch_add(1, Ordering::SeqCst);
                 }
+                // as long as a job takes: the watcher sees it run
+                tokio::time::sleep(Duration::from_millis(rand::random_range(1..4))).await;
                 while own > 0 && rand::random_bool(0.4) {
                     finish_job(&ctx, &handle).await?;
                     own -= 1;

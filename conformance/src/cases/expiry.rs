@@ -7,7 +7,9 @@ use std::time::{Duration, Instant};
 use leasehold_core::{ErrorKind, LeaseExt, LeaseOptions, LossReason};
 
 use crate::case::cases;
-use crate::ctx::{Ctx, HandleExt, LONG, PATIENCE, all, eventually, fails, is_lost, key, soon};
+use crate::ctx::{
+    Ctx, HandleExt, LONG, PATIENCE, all, eventually, fails, is_lost, key, pause, soon,
+};
 use crate::fault::{Fault, Verdict, ensure};
 use tokio::task::JoinSet;
 
@@ -15,6 +17,7 @@ const SHORT: Duration = Duration::from_millis(300);
 
 cases!(Lease in "expiry" {
     frees_a_lease_that_nobody_renews = "a lease without renewals goes to the next after its ttl and not before (B86)";
+    vanished_holder_is_survived = "a lease whose holder died is had after its ttl and not before, by a try and by a wait (B55, B86)";
     reclaim_follows_every_expiry = "a lease that expires again and again is had each time, with a greater token (B81)";
     holder_gives_up_first = "whenever another gets an expired lease, its old holder has given up already (B27, B79)";
     loss_is_told_by_the_deadline = "an expired lease is told as lost without any I/O, also to a late subscriber";
@@ -46,16 +49,40 @@ async fn frees_a_lease_that_nobody_renews(ctx: Ctx) -> Verdict {
     Ok(next.release().await?)
 }
 
+async fn vanished_holder_is_survived(ctx: Ctx) -> Verdict {
+    let b = ctx.open().await?;
+    let ttl = Duration::from_millis(700);
+    for by_waiting in [false, true] {
+        let start = Instant::now();
+        let token = ctx.vanished_lease("x", ttl).await?;
+        let next = if by_waiting {
+            b.leased("x", LONG).await?
+        } else {
+            soon("an expired lease to be had", async {
+                loop {
+                    if let Some(next) = b.try_lease("x").await? {
+                        return Ok::<_, Fault>(next);
+                    }
+                    pause().await;
+                }
+            })
+            .await??
+        };
+        let free = start.elapsed();
+        ensure!(free >= ttl * 95 / 100, "expected a ttl of {ttl:?}, it was free after {free:?}");
+        ensure!(next.token().value() > token, "expected tokens to rise across the expiry");
+        next.release().await?;
+    }
+    Ok(())
+}
+
 async fn reclaim_follows_every_expiry(ctx: Ctx) -> Verdict {
-    let (a, b) = ctx.two().await?;
+    let a = ctx.open().await?;
     let mut last = 0;
-    for round in 0..6 {
-        let handle = if round % 2 == 0 { &a } else { &b };
-        let guard = handle.leased_once("x", Duration::from_millis(150)).await?;
-        let token = guard.token().value();
+    for round in 0..5 {
+        let token = ctx.vanished_lease("x", Duration::from_millis(200)).await?;
         ensure!(token > last, "expected a token over {last} after expiry {round}, got {token}");
         last = token;
-        std::mem::forget(guard); // its process is gone: nothing is released
     }
     a.leased("x", LONG).await?.release().await?;
     Ok(())
@@ -212,7 +239,7 @@ async fn takeover_waits_for_a_guarded_write(ctx: Ctx) -> Verdict {
 
 async fn waiter_wakes_at_expiry(ctx: Ctx) -> Verdict {
     let (a, b) = ctx.two().await?;
-    std::mem::forget(a.leased_once("x", Duration::from_millis(700)).await?); // vanished
+    ctx.vanished_lease("x", Duration::from_millis(700)).await?;
     let mut tasks = JoinSet::new();
     for handle in [&b, &b, &a] {
         let handle = handle.clone();

@@ -200,12 +200,15 @@ async fn restart_keeps_what_is_promised(ctx: Ctx) -> Verdict {
         let mut open = a.claimed(&["x"]).await?;
         let name = format!("event-{round}");
         let admitted = a.admitted(&name, DedupeOptions::default()).await?;
+        // tokens rise per key: so one that is admitted in each round
+        let again = a.admitted("again", DedupeOptions::default()).await?;
         let now = (
             guards.0.token().await?.value(),
             guards.1.token().value(),
             open.token().value(),
-            admitted.token().value(),
+            again.token().value(),
         );
+        again.abandon().await?;
         let rise = now.0 > lock && now.1 > lease && now.2 > claim && now.3 > entry;
         ensure!(
             rise,
@@ -230,7 +233,7 @@ async fn restart_keeps_what_is_promised(ctx: Ctx) -> Verdict {
             "expected done to stay done, it is {next:?}"
         );
     }
-    ctx.nothing_left().await?;
+    ctx.nothing_left(PATIENCE).await?;
     ctx.tidy().await;
     Ok(())
 }
@@ -257,7 +260,7 @@ async fn handle_recovers_from_a_restart(ctx: Ctx) -> Verdict {
         });
         again.await?.release().await?;
     }
-    ctx.nothing_left().await?;
+    ctx.nothing_left(PATIENCE).await?;
     ctx.tidy().await;
     Ok(())
 }

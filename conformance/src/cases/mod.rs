@@ -13,6 +13,7 @@ mod lifecycle;
 mod named;
 mod processes;
 mod shared;
+mod takeover;
 
 use crate::case::Case;
 
@@ -23,6 +24,7 @@ const PARTS: &[&[Case]] = &[
     claim::CASES,
     commit::CASES,
     dedupe::CASES,
+    takeover::CASES,
     keys::CASES,
     cancel::CASES,
     faults::CASES,

@@ -117,7 +117,7 @@ async fn many_locks_on_one_handle(ctx: Ctx) -> Verdict {
         let taken = b.try_lock(&format!("key-{number}")).await?;
         ensure!(taken.is_none(), "expected each of many locks to exclude, number {number} did not");
     }
-    ensure!(guards.iter().all(|guard| guard.is_held()), "expected all locks to be held");
+    ensure!(guards.iter().all(leasehold_core::LockGuard::is_held), "expected all locks to be held");
     let opts = LockOptions::try_once();
     ensure!(a.backend.lock(&key("free"), opts).await?.is_some(), "expected room for one more");
     for guard in guards.drain(..100) {
