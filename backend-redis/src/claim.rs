@@ -17,7 +17,7 @@ use tokio::time::Instant;
 use crate::conn::{Conn, NAME};
 use crate::dedupe::{Entry, Question};
 use crate::keys::{Kind, Place};
-use crate::locks::first_wake;
+use crate::locks::{self, first_wake};
 use crate::tx::{Freed, RedisTx};
 use crate::wake::Wakes;
 
@@ -74,7 +74,7 @@ impl ClaimDriver for Claims {
         let mut pause = Duration::from_millis(20);
         loop {
             let sent = Instant::now();
-            let taken = self.conn.acquire(Kind::Claim, tag, ids, held.owner, ttl);
+            let taken = self.conn.claim(tag, ids, held.owner, ttl);
             let sleep = match taken.await {
                 Ok(LeaseTry::Acquired(token)) => {
                     let deadline = local_deadline(sent, ttl);
@@ -183,10 +183,9 @@ impl Held {
         for place in reserved {
             conn.settle(place, owner, None).await?;
         }
-        if !places.is_empty() {
-            conn.release(conn.keys.claim_tag(), places, owner).await?;
-        }
-        Ok(())
+        let held: Vec<_> =
+            places.iter().map(|place| locks::Held { place: place.clone(), owner }).collect();
+        conn.release_all(&held).await.map(|_| ())
     }
 }
 

@@ -11,8 +11,10 @@ use leasehold_core::{Error, ErrorKind, Result};
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
+use crate::batch::Queue;
 use crate::error::{is_noscript, mapped, strange};
 use crate::keys::{Keyspace, Place};
+use crate::locks::{Held, Wanted};
 use crate::script::Script;
 
 /// The name of the backend in messages.
@@ -42,6 +44,8 @@ pub(crate) struct Conn {
     pub(crate) closing: CancellationToken,
     /// The open claims' tasks, and releases under way.
     pub(crate) tasks_of_claims: TaskTracker,
+    pub(crate) acquisitions: Queue<Wanted>,
+    pub(crate) releases: Queue<Held>,
 }
 
 impl Conn {
@@ -58,6 +62,8 @@ impl Conn {
             settings,
             closing: CancellationToken::new(),
             tasks_of_claims: TaskTracker::new(),
+            acquisitions: Queue::default(),
+            releases: Queue::default(),
         }
     }
 

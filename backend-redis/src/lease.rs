@@ -38,11 +38,11 @@ impl LeaseDriver for Leases {
     }
 
     async fn acquire(&self, key: &Key, owner: Owner, ttl: Duration) -> Result<LeaseTry> {
-        let place = [self.place(key)];
-        let [Place { tag, .. }] = &place;
-        let taken = self.conn.acquire(self.kind, tag, &place, owner, ttl).await?;
+        let place = self.place(key);
+        let tag = place.tag.clone();
+        let taken = self.conn.acquire(self.kind, place, owner, ttl).await?;
         if matches!(taken, LeaseTry::Busy { .. }) {
-            self.wakes.want(tag);
+            self.wakes.want(&tag);
         }
         Ok(taken)
     }
@@ -66,9 +66,7 @@ impl LeaseDriver for Leases {
     }
 
     async fn release(&self, key: &Key, owner: Owner) -> Result<bool> {
-        let place = [self.place(key)];
-        let [Place { tag, .. }] = &place;
-        self.conn.release(tag, &place, owner).await
+        self.conn.release(self.place(key), owner).await
     }
 
     async fn verify(&self, key: &Key, owner: Owner, tx: &mut (dyn Any + Send)) -> Result<()> {

@@ -3,12 +3,14 @@
 use fred::types::Value;
 use leasehold_core::backend::{LeaseTry, Owner};
 use leasehold_core::{Error, ErrorKind, FencingToken, Result};
+use std::sync::Arc;
 use std::time::Duration;
 
+use crate::batch::{self, Queue, Request};
 use crate::conn::Conn;
 use crate::error::strange;
 use crate::keys::{KEEP_LAST, KEEP_MARK, Kind, Place, hex, millis};
-use crate::script::{ACQUIRE, RELEASE, RENEW};
+use crate::script::{ACQUIRE, CLAIM, RELEASE, RENEW};
 
 /// A busy lock without a ttl is somebody else's doing: looked at again after this time.
 const UNKNOWN_TTL: Duration = Duration::from_secs(1);
@@ -17,43 +19,75 @@ const UNKNOWN_TTL: Duration = Duration::from_secs(1);
 const RENEW_CHUNK: usize = 200;
 
 impl Conn {
-    /// Takes all of `places`, which share a slot, or none.
+    /// Takes a lock; what is asked for at the same time goes out together.
     pub(crate) async fn acquire(
-        &self,
+        self: &Arc<Self>,
         kind: Kind,
+        place: Place,
+        owner: Owner,
+        ttl: Duration,
+    ) -> Result<LeaseTry> {
+        let wanted = Wanted { kind, place, owner, ttl };
+        if self.keys.clustered() {
+            // a script may touch only one slot
+            return one(self.acquire_all(std::slice::from_ref(&wanted)).await?);
+        }
+        batch::ask(self, wanted).await
+    }
+
+    /// Takes locks that one script may touch.
+    async fn acquire_all(&self, wanted: &[Wanted]) -> Result<Vec<LeaseTry>> {
+        let mut keys = Vec::with_capacity(3 * wanted.len());
+        let mut args = Vec::with_capacity(1 + 2 * wanted.len());
+        args.push(millis(KEEP_LAST));
+        for Wanted { kind, place, owner, ttl } in wanted {
+            keys.push(self.keys.last(*kind, &place.tag));
+            keys.push(self.keys.mark(&place.tag, *owner));
+            keys.push(Value::from(place.name.as_str()));
+            args.push(hex(*owner).into());
+            args.push(millis(*ttl));
+        }
+        let Some(first) = wanted.first() else {
+            return Ok(Vec::new());
+        };
+        let answer = self.call(&ACQUIRE, first.place.wake, keys, args).await?;
+        let parts = array(&answer)?;
+        if parts.len() != 2 * wanted.len() {
+            return Err(strange(&answer));
+        }
+        let taken: Result<Vec<LeaseTry>> = parts
+            .chunks_exact(2)
+            .map(|pair| read(&pair[0], &pair[1]).ok_or_else(|| strange(&answer)))
+            .collect();
+        let taken = taken?;
+        if taken.iter().any(|taken| matches!(taken, LeaseTry::Acquired(_))) {
+            self.replicated(&first.place).await?;
+        }
+        Ok(taken)
+    }
+
+    /// Takes all of `places`, which share a slot, or none.
+    pub(crate) async fn claim(
+        &self,
         tag: &str,
         places: &[Place],
         owner: Owner,
         ttl: Duration,
     ) -> Result<LeaseTry> {
         let mut keys = Vec::with_capacity(2 + places.len());
-        keys.push(self.keys.last(kind, tag));
+        keys.push(self.keys.last(Kind::Claim, tag));
         keys.push(self.keys.mark(tag, owner));
         keys.extend(places.iter().map(|place| Value::from(place.name.as_str())));
         let args = vec![hex(owner).into(), millis(ttl), millis(KEEP_LAST)];
-        let answer = self.call(&ACQUIRE, first_wake(places), keys, args).await?;
-        let parts = array(&answer)?;
-        match parts.first().and_then(Value::as_i64) {
-            Some(1) => {
-                let token = FencingToken(number(parts.get(1)).ok_or_else(|| strange(&answer))?);
-                if let Some(place) = places.first() {
-                    self.replicated(place).await?;
-                }
-                Ok(LeaseTry::Acquired(token))
-            }
-            Some(0) => {
-                let left = parts.get(1).and_then(Value::as_i64);
-                let expires_in = left
-                    .and_then(|left| u64::try_from(left).ok())
-                    .map_or(UNKNOWN_TTL, Duration::from_millis);
-                Ok(LeaseTry::Busy { expires_in })
-            }
-            Some(-1) => {
-                let detail = "the request arrived after it had been given up";
-                Err(Error::new(ErrorKind::Unavailable, detail))
-            }
-            _ => Err(strange(&answer)),
+        let answer = self.call(&CLAIM, first_wake(places), keys, args).await?;
+        let [code, value] = array(&answer)? else {
+            return Err(strange(&answer));
+        };
+        let taken = read(code, value).ok_or_else(|| strange(&answer))?;
+        if let (LeaseTry::Acquired(_), Some(place)) = (taken, places.first()) {
+            self.replicated(place).await?;
         }
+        Ok(taken)
     }
 
     /// Renews locks (or reserved entries) by their names; says of each whether it was.
@@ -100,21 +134,99 @@ impl Conn {
         Ok(renewed)
     }
 
-    /// Frees those of `places`, which share a slot, that `owner` has; says whether it had all.
-    pub(crate) async fn release(&self, tag: &str, places: &[Place], owner: Owner) -> Result<bool> {
-        let mut keys = Vec::with_capacity(1 + places.len());
-        keys.push(self.keys.mark(tag, owner));
-        keys.extend(places.iter().map(|place| Value::from(place.name.as_str())));
-        let mut args = Vec::with_capacity(4 + places.len());
-        args.push(hex(owner).into());
+    /// Frees a lock if `owner` has it; says whether it had it. What is freed at the same time
+    /// goes out together.
+    pub(crate) async fn release(self: &Arc<Self>, place: Place, owner: Owner) -> Result<bool> {
+        let held = Held { place, owner };
+        if self.keys.clustered() {
+            return one(self.release_all(std::slice::from_ref(&held)).await?);
+        }
+        batch::ask(self, held).await
+    }
+
+    /// Frees locks that one script may touch; says of each whether its owner had it.
+    pub(crate) async fn release_all(&self, held: &[Held]) -> Result<Vec<bool>> {
+        let Some(Held { place: first, .. }) = held.first() else {
+            return Ok(Vec::new());
+        };
+        let mut keys = Vec::with_capacity(2 * held.len());
+        let mut args = Vec::with_capacity(3 + 2 * held.len());
         args.push(millis(KEEP_MARK));
         args.push(self.keys.publish());
-        args.push(self.keys.channel(tag).into());
-        args.extend(places.iter().map(|place| place.wake.to_string().into()));
-        let answer = self.call(&RELEASE, first_wake(places), keys, args).await?;
-        let freed = answer.as_i64().ok_or_else(|| strange(&answer))?;
-        Ok(usize::try_from(freed) == Ok(places.len()))
+        args.push(self.keys.channel(&first.tag).into());
+        for Held { place, owner } in held {
+            keys.push(self.keys.mark(&place.tag, *owner));
+            keys.push(Value::from(place.name.as_str()));
+            args.push(hex(*owner).into());
+            args.push(place.wake.to_string().into());
+        }
+        let answer = self.call(&RELEASE, first.wake, keys, args).await?;
+        let parts = array(&answer)?;
+        if parts.len() != held.len() {
+            return Err(strange(&answer));
+        }
+        Ok(parts.iter().map(|part| part.as_i64() == Some(1)).collect())
     }
+}
+
+/// A lock that somebody wants.
+#[derive(Clone, Debug)]
+pub(crate) struct Wanted {
+    kind: Kind,
+    place: Place,
+    owner: Owner,
+    ttl: Duration,
+}
+
+/// A lock that somebody has, or may have.
+#[derive(Clone, Debug)]
+pub(crate) struct Held {
+    pub(crate) place: Place,
+    pub(crate) owner: Owner,
+}
+
+impl Request for Wanted {
+    type Answer = LeaseTry;
+
+    fn queue(conn: &Conn) -> &Queue<Self> {
+        &conn.acquisitions
+    }
+
+    async fn exchange(conn: &Conn, requests: &[Self]) -> Result<Vec<LeaseTry>> {
+        conn.acquire_all(requests).await
+    }
+}
+
+impl Request for Held {
+    type Answer = bool;
+
+    fn queue(conn: &Conn) -> &Queue<Self> {
+        &conn.releases
+    }
+
+    async fn exchange(conn: &Conn, requests: &[Self]) -> Result<Vec<bool>> {
+        conn.release_all(requests).await
+    }
+}
+
+/// What a script says of a lock; none if that is not understood.
+fn read(code: &Value, value: &Value) -> Option<LeaseTry> {
+    match code.as_i64()? {
+        1 => Some(LeaseTry::Acquired(FencingToken(number(Some(value))?))),
+        0 => {
+            let left = value.as_i64().and_then(|left| u64::try_from(left).ok());
+            let expires_in = left.map_or(UNKNOWN_TTL, Duration::from_millis);
+            Some(LeaseTry::Busy { expires_in })
+        }
+        // a request that was given up and arrived late: nobody waits for this answer
+        -1 => Some(LeaseTry::Busy { expires_in: UNKNOWN_TTL }),
+        _ => None,
+    }
+}
+
+fn one<T>(answers: Vec<T>) -> Result<T> {
+    let none = || Error::new(ErrorKind::Backend, "the server gave no answer to a request");
+    answers.into_iter().next().ok_or_else(none)
 }
 
 /// By which the client is chosen.

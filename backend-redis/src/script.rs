@@ -20,8 +20,10 @@ macro_rules! scripts {
 }
 
 scripts! {
-    /// Takes all of some locks, or none.
+    /// Takes locks, each for itself.
     ACQUIRE = "acquire.lua";
+    /// Takes all locks of a claim, or none.
+    CLAIM = "claim.lua";
     /// Renews what is still held.
     RENEW = "renew.lua";
     /// Frees locks.

@@ -1,46 +1,45 @@
 #!lua
--- Takes all of some locks, or none.
--- KEYS: 1 the last token, 2 the mark of a request that was given up, 3.. the locks
--- ARGV: 1 owner (32 hex digits), 2 ttl in ms, 3 how long to keep the last token, in ms
--- Returns {1, token}, {0, ms until the holder expires} or {-1} for a request that was given up.
+-- Takes locks, each for itself: the requests of several callers go out together.
+-- KEYS: for each lock the last token of its slot, the mark of a request that was given up, the lock
+-- ARGV: 1 how long to keep a last token in ms, then for each lock owner (32 hex digits), ttl in ms
+-- Returns for each lock two values: 1 and its token, 0 and the ms until its holder expires, or
+-- -1 and 0 for a request that was given up.
 --
 -- A lock is a string "<owner>:<token>", with a "!" at its end once somebody wants it too: its
 -- release is published only then.
-local owner, ttl = ARGV[1], ARGV[2]
-local values = redis.call('MGET', unpack(KEYS))
-local first, mine, wait = nil, 0, nil
-for i = 3, #KEYS do
-  local held = values[i]
-  if held then
-    if string.sub(held, 1, 32) == owner then
-      mine = mine + 1
-      first = first or held
+local answers, now = {}, nil
+for n = 0, #KEYS / 3 - 1 do
+  local lastkey, lock = KEYS[3 * n + 1], KEYS[3 * n + 3]
+  local owner, ttl = ARGV[2 * n + 2], ARGV[2 * n + 3]
+  local values = redis.call('MGET', lastkey, KEYS[3 * n + 2], lock)
+  local held, code, value = values[3], 1, nil
+  if not held then
+    if values[2] then
+      code, value = -1, 0
     else
-      local left = redis.call('PTTL', KEYS[i])
-      if not wait or left < 0 or (wait >= 0 and left > wait) then wait = left end
-      if string.sub(held, -1) ~= '!' then
-        redis.call('SET', KEYS[i], held .. '!', 'KEEPTTL')
+      if not now then
+        local time = redis.call('TIME')
+        now = time[1] * 1000000 + time[2]
       end
+      local token, last = now, tonumber(values[1] or '0')
+      if last >= token then token = last + 1 end
+      value = string.format('%.0f', token)
+      -- a token that is ahead of the clock is kept until the clock has caught up
+      local keep = ARGV[1]
+      if token > now then
+        keep = string.format('%.0f', keep + math.ceil((token - now) / 1000))
+      end
+      redis.call('SET', lastkey, value, 'PX', keep)
+      redis.call('SET', lock, owner .. ':' .. value, 'PX', ttl)
     end
+  elseif string.sub(held, 1, 32) == owner then
+    -- the same request once more: its first answer was lost
+    redis.call('PEXPIRE', lock, ttl)
+    value = string.match(held, ':(%d+)', 33)
+  else
+    if string.sub(held, -1) ~= '!' then redis.call('SET', lock, held .. '!', 'KEEPTTL') end
+    code, value = 0, redis.call('PTTL', lock)
   end
+  answers[2 * n + 1], answers[2 * n + 2] = code, value
 end
-if wait then return {0, wait} end
-if values[2] then return {-1} end
-if mine > 0 and mine == #KEYS - 2 then
-  -- the same request once more: its first answer was lost
-  for i = 3, #KEYS do redis.call('PEXPIRE', KEYS[i], ttl) end
-  return {1, string.match(first, ':(%d+)', 33)}
-end
-local time = redis.call('TIME')
-local now = time[1] * 1000000 + time[2]
-local token = now
-local last = tonumber(values[1] or '0')
-if last >= token then token = last + 1 end
-local text = string.format('%.0f', token)
--- a token that is ahead of the clock is kept until the clock has caught up
-local keep = ARGV[3] + math.ceil((token - now) / 1000)
-redis.call('SET', KEYS[1], text, 'PX', string.format('%.0f', keep))
-for i = 3, #KEYS do
-  redis.call('SET', KEYS[i], owner .. ':' .. text, 'PX', ttl)
-end
-return {1, text}
+return answers
