@@ -32,6 +32,13 @@ pub(crate) struct Settings {
     pub(crate) keyspace_events: bool,
 }
 
+/// What a script is given.
+#[derive(Debug)]
+pub(crate) struct Words {
+    pub(crate) keys: Vec<Value>,
+    pub(crate) args: Vec<Value>,
+}
+
 /// The connections of a handle.
 #[derive(Debug)]
 pub(crate) struct Conn {
@@ -98,31 +105,28 @@ impl Conn {
         })
     }
 
-    /// Runs a script on the server of its first key.
+    /// Runs a script on the server of its first key. `words` gives its keys and its other
+    /// arguments; it is asked again if the server does not know the script.
     pub(crate) async fn run(
         &self,
         script: &'static Script,
         wake: u64,
-        keys: Vec<Value>,
-        args: Vec<Value>,
         limit: Duration,
+        words: impl Fn() -> Words + Send + Sync,
     ) -> FredResult<Value> {
         let client = self.limited(wake, limit);
-        let count = Value::Integer(i64::try_from(keys.len()).unwrap_or(i64::MAX));
-        let mut words = Vec::with_capacity(2 + keys.len() + args.len());
-        words.push(Value::from_static_str(&script.sha));
-        words.push(count);
-        words.extend(keys);
-        words.extend(args);
-        let hash = ClusterHash::Offset(2);
-        let command = CustomCommand::new_static("EVALSHA", hash.clone(), false);
-        match client.custom(command, words.clone()).await {
+        let request = |name: &'static str, first: &'static str| {
+            let Words { keys, args } = words();
+            let count = Value::Integer(i64::try_from(keys.len()).unwrap_or(i64::MAX));
+            let mut all = Vec::with_capacity(2 + keys.len() + args.len());
+            all.extend([Value::from_static_str(first), count]);
+            all.extend(keys);
+            all.extend(args);
+            client.custom(CustomCommand::new_static(name, ClusterHash::Offset(2), false), all)
+        };
+        match request("EVALSHA", &script.sha).await {
             // restarted, failed over or flushed: this runs it and makes it known again
-            Err(error) if is_noscript(&error) => {
-                words[0] = Value::from_static_str(script.text);
-                let command = CustomCommand::new_static("EVAL", hash, false);
-                client.custom(command, words).await
-            }
+            Err(error) if is_noscript(&error) => request("EVAL", script.text).await,
             answer => answer,
         }
     }
@@ -132,12 +136,10 @@ impl Conn {
         &self,
         script: &'static Script,
         wake: u64,
-        keys: Vec<Value>,
-        args: Vec<Value>,
+        words: impl Fn() -> Words + Send + Sync,
     ) -> Result<Value> {
         let limit = self.settings.command_limit;
-        let answer = self.run(script, wake, keys, args, limit).await;
-        answer.map_err(mapped)
+        self.run(script, wake, limit, words).await.map_err(mapped)
     }
 
     /// Runs a command.

@@ -9,7 +9,7 @@ use fred::types::Value;
 use leasehold_core::backend::{Admit, AdmitAnswer, DedupeDriver, Owner};
 use leasehold_core::{Error, ErrorKind, FencingToken, Key, Result};
 
-use crate::conn::{Conn, NAME};
+use crate::conn::{Conn, NAME, Words};
 use crate::error::{is_answer, mapped, strange};
 use crate::keys::{KEEP_LAST, KEEP_MARK, Kind, Place, hex, millis};
 use crate::locks::{array, number};
@@ -58,20 +58,23 @@ impl Entries {
 impl Conn {
     /// Admits keys that one script may touch.
     async fn admit_chunk(&self, questions: &[&Question]) -> Result<Vec<Entry>> {
-        let mut keys = Vec::with_capacity(3 * questions.len());
-        let mut args = vec![millis(KEEP_LAST)];
-        for question in questions {
-            let place = &question.place;
-            keys.push(Value::from(place.name.as_str()));
-            keys.push(self.keys.last(Kind::Dedupe, &place.tag));
-            keys.push(self.keys.mark(&place.tag, question.owner));
-            args.push(hex(question.owner).into());
-            args.push(question.in_progress.map_or(Value::Integer(0), millis));
-            args.push(millis(question.retain));
-            args.push(Value::from_static_str(if question.by_claim { "c" } else { "p" }));
-        }
+        let words = || {
+            let mut keys = Vec::with_capacity(3 * questions.len());
+            let mut args = vec![millis(KEEP_LAST)];
+            for question in questions {
+                let place = &question.place;
+                keys.push(Value::from(place.name.as_str()));
+                keys.push(self.keys.last(Kind::Dedupe, &place.tag));
+                keys.push(self.keys.mark(&place.tag, question.owner));
+                args.push(hex(question.owner).into());
+                args.push(question.in_progress.map_or(Value::Integer(0), millis));
+                args.push(millis(question.retain));
+                args.push(Value::from_static_str(if question.by_claim { "c" } else { "p" }));
+            }
+            Words { keys, args }
+        };
         let wake = questions.first().map_or(0, |question| question.place.wake);
-        let answer = self.call(&ADMIT, wake, keys, args).await?;
+        let answer = self.call(&ADMIT, wake, words).await?;
         let entries: Result<Vec<Entry>> = array(&answer)?.iter().map(read).collect();
         let entries = entries?;
         if entries.len() != questions.len() {
@@ -108,15 +111,20 @@ impl Conn {
         owner: Owner,
         retain: Option<Duration>,
     ) -> Result<bool> {
-        let keys = vec![Value::from(place.name.as_str()), self.keys.mark(&place.tag, owner)];
-        let args =
-            vec![hex(owner).into(), retain.map_or(Value::Integer(0), millis), millis(KEEP_MARK)];
+        let words = || Words {
+            keys: vec![Value::from(place.name.as_str()), self.keys.mark(&place.tag, owner)],
+            args: vec![
+                hex(owner).into(),
+                retain.map_or(Value::Integer(0), millis),
+                millis(KEEP_MARK),
+            ],
+        };
         let limit = self.settings.command_limit;
-        let mut answer = self.run(&SETTLE, place.wake, keys.clone(), args.clone(), limit).await;
+        let mut answer = self.run(&SETTLE, place.wake, limit, words).await;
         if retain.is_some() && answer.as_ref().is_err_and(|error| !is_answer(error)) {
             // completing twice is completing once
             tokio::time::sleep(Duration::from_millis(50)).await;
-            answer = self.run(&SETTLE, place.wake, keys, args, limit).await;
+            answer = self.run(&SETTLE, place.wake, limit, words).await;
         }
         let answer = answer.map_err(mapped)?;
         Ok(answer.as_i64().ok_or_else(|| strange(&answer))? == 1)

@@ -6,7 +6,6 @@ use std::time::Duration;
 use fred::types::Value;
 use leasehold_core::backend::Owner;
 use leasehold_core::{Error, ErrorKind, Key, Result};
-use sha2::{Digest, Sha256};
 
 /// How long a last token is kept after the last acquisition in its slot.
 pub(crate) const KEEP_LAST: Duration = Duration::from_secs(24 * 60 * 60);
@@ -14,7 +13,7 @@ pub(crate) const KEEP_LAST: Duration = Duration::from_secs(24 * 60 * 60);
 pub(crate) const KEEP_MARK: Duration = Duration::from_secs(5 * 60);
 /// Into so many slots the keys of one kind are spread: enough for any cluster, and few enough that
 /// the keys of many leases share one, to be renewed by one script.
-const SPREAD: u16 = 256;
+const SPREAD: u64 = 256;
 
 /// What kind of thing a key names. Kinds never meet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -100,35 +99,41 @@ impl Keyspace {
         &self.claim_tag
     }
 
+    /// What the news of a key are called; two keys may share it.
+    pub(crate) fn wake(&self, kind: Kind, key: &Key) -> u64 {
+        let parts = [self.prefix.as_bytes(), kind.name().as_bytes(), b":"];
+        hash(parts.into_iter().chain([key.as_str().as_bytes()]))
+    }
+
     pub(crate) fn place(&self, kind: Kind, key: &Key) -> Place {
-        let mut hash = Sha256::new();
-        hash.update(&self.prefix);
-        hash.update(kind.name());
-        hash.update(b":");
-        hash.update(key.as_str());
-        let hash = hash.finalize();
-        let wake = u64::from_be_bytes([
-            hash[0], hash[1], hash[2], hash[3], hash[4], hash[5], hash[6], hash[7],
-        ]);
+        let wake = self.wake(kind, key);
         let tag = match (&self.tag, kind) {
             (Some(tag), _) => tag.clone(),
             (None, Kind::Claim) => self.claim_tag.clone(),
-            (None, _) => (u16::from_be_bytes([hash[8], hash[9]]) % SPREAD).to_string(),
+            (None, _) => (wake % SPREAD).to_string(),
         };
-        let (prefix, kind) = (&self.prefix, kind.name());
-        Place { name: format!("{prefix}{{{tag}}}:{kind}:{key}"), tag, wake }
+        let name = self.named(&tag, kind.name(), key.as_str());
+        Place { name, tag, wake }
+    }
+
+    /// `<prefix>{<tag>}:<what>:<which>`
+    fn named(&self, tag: &str, what: &str, which: &str) -> String {
+        let length = self.prefix.len() + tag.len() + what.len() + which.len() + 4;
+        let mut name = String::with_capacity(length);
+        for part in [&self.prefix, "{", tag, "}:", what, ":", which] {
+            name.push_str(part);
+        }
+        name
     }
 
     /// The key of the last token of a slot.
     pub(crate) fn last(&self, kind: Kind, tag: &str) -> Value {
-        let (prefix, kind) = (&self.prefix, kind.name());
-        format!("{prefix}{{{tag}}}:last:{kind}").into()
+        self.named(tag, "last", kind.name()).into()
     }
 
     /// The key that marks a request as given up.
     pub(crate) fn mark(&self, tag: &str, owner: Owner) -> Value {
-        let (prefix, owner) = (&self.prefix, hex(owner));
-        format!("{prefix}{{{tag}}}:gone:{owner}").into()
+        self.named(tag, "gone", &hex(owner)).into()
     }
 
     /// The channel on which the news of a slot are published.
@@ -162,9 +167,28 @@ impl Keyspace {
     }
 }
 
+/// FNV-1a, with the finish of `splitmix64` to spread it over all bits: all processes of all
+/// versions must agree on it, and nothing hangs on who can make two keys collide.
+fn hash<'a>(parts: impl Iterator<Item = &'a [u8]>) -> u64 {
+    let mut hash: u64 = 0xcbf2_9ce4_8422_2325;
+    for byte in parts.flatten() {
+        hash = (hash ^ u64::from(*byte)).wrapping_mul(0x0100_0000_01b3);
+    }
+    hash = (hash ^ (hash >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+    hash = (hash ^ (hash >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+    hash ^ (hash >> 31)
+}
+
 /// An owner as the scripts know it: 32 hex digits.
 pub(crate) fn hex(owner: Owner) -> String {
-    format!("{:032x}", owner.0)
+    const DIGITS: &[u8; 16] = b"0123456789abcdef";
+    owner
+        .0
+        .to_be_bytes()
+        .iter()
+        .flat_map(|byte| [byte >> 4, byte & 15])
+        .map(|digit| char::from(DIGITS[usize::from(digit)]))
+        .collect()
 }
 
 /// A time in whole milliseconds, rounded up: never zero, never shorter than asked for.
@@ -213,6 +237,23 @@ mod tests {
         }
         assert!(Keyspace::new("", None, false).is_err());
         assert!(Keyspace::new("a", Some("{}".into()), false).is_err());
+    }
+
+    /// Processes of all versions must agree on where a key lies.
+    #[test]
+    fn places_never_change() {
+        let keys = Keyspace::new("orders", None, true).unwrap();
+        let place = keys.place(Kind::Lease, &Key::new("invoices/7").unwrap());
+        assert_eq!(place.wake, keys.wake(Kind::Lease, &Key::new("invoices/7").unwrap()));
+        assert_eq!(
+            (place.name.as_str(), place.wake),
+            ("leasehold:orders:{124}:lease:invoices/7", 1_271_707_394_371_746_940)
+        );
+        assert_eq!(hex(Owner(0xab)), format!("{:032x}", 0xab));
+        let tags: std::collections::HashSet<String> = (0..5_000)
+            .map(|n| keys.place(Kind::Lease, &Key::new(n.to_string()).unwrap()).tag)
+            .collect();
+        assert_eq!(tags.len() as u64, SPREAD, "the keys are not spread");
     }
 
     #[test]

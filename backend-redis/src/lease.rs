@@ -78,7 +78,7 @@ impl LeaseDriver for Leases {
     }
 
     fn wake_id(&self, key: &Key) -> u64 {
-        self.place(key).wake
+        self.conn.keys.wake(self.kind, key)
     }
 
     async fn listen(&self) -> Result<Option<Box<dyn WakeSource>>> {

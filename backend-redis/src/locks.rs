@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use crate::batch::{self, Queue, Request};
-use crate::conn::Conn;
+use crate::conn::{Conn, Words};
 use crate::error::strange;
 use crate::keys::{KEEP_LAST, KEEP_MARK, Kind, Place, hex, millis};
 use crate::script::{ACQUIRE, CLAIM, RELEASE, RENEW};
@@ -37,20 +37,23 @@ impl Conn {
 
     /// Takes locks that one script may touch.
     async fn acquire_all(&self, wanted: &[Wanted]) -> Result<Vec<LeaseTry>> {
-        let mut keys = Vec::with_capacity(3 * wanted.len());
-        let mut args = Vec::with_capacity(1 + 2 * wanted.len());
-        args.push(millis(KEEP_LAST));
-        for Wanted { kind, place, owner, ttl } in wanted {
-            keys.push(self.keys.last(*kind, &place.tag));
-            keys.push(self.keys.mark(&place.tag, *owner));
-            keys.push(Value::from(place.name.as_str()));
-            args.push(hex(*owner).into());
-            args.push(millis(*ttl));
-        }
         let Some(first) = wanted.first() else {
             return Ok(Vec::new());
         };
-        let answer = self.call(&ACQUIRE, first.place.wake, keys, args).await?;
+        let words = || {
+            let mut keys = Vec::with_capacity(3 * wanted.len());
+            let mut args = Vec::with_capacity(1 + 2 * wanted.len());
+            args.push(millis(KEEP_LAST));
+            for Wanted { kind, place, owner, ttl } in wanted {
+                keys.push(self.keys.last(*kind, &place.tag));
+                keys.push(self.keys.mark(&place.tag, *owner));
+                keys.push(Value::from(place.name.as_str()));
+                args.push(hex(*owner).into());
+                args.push(millis(*ttl));
+            }
+            Words { keys, args }
+        };
+        let answer = self.call(&ACQUIRE, first.place.wake, words).await?;
         let parts = array(&answer)?;
         if parts.len() != 2 * wanted.len() {
             return Err(strange(&answer));
@@ -74,12 +77,15 @@ impl Conn {
         owner: Owner,
         ttl: Duration,
     ) -> Result<LeaseTry> {
-        let mut keys = Vec::with_capacity(2 + places.len());
-        keys.push(self.keys.last(Kind::Claim, tag));
-        keys.push(self.keys.mark(tag, owner));
-        keys.extend(places.iter().map(|place| Value::from(place.name.as_str())));
-        let args = vec![hex(owner).into(), millis(ttl), millis(KEEP_LAST)];
-        let answer = self.call(&CLAIM, first_wake(places), keys, args).await?;
+        let words = || {
+            let mut keys = Vec::with_capacity(2 + places.len());
+            keys.push(self.keys.last(Kind::Claim, tag));
+            keys.push(self.keys.mark(tag, owner));
+            keys.extend(places.iter().map(|place| Value::from(place.name.as_str())));
+            let args = vec![hex(owner).into(), millis(ttl), millis(KEEP_LAST)];
+            Words { keys, args }
+        };
+        let answer = self.call(&CLAIM, first_wake(places), words).await?;
         let [code, value] = array(&answer)? else {
             return Err(strange(&answer));
         };
@@ -113,11 +119,14 @@ impl Conn {
         }
         let calls = chunks.iter().map(|chunk| async move {
             let chosen = || chunk.iter().map(|index| &renewals[*index]);
-            let keys = chosen().map(|(place, ..)| Value::from(place.name.as_str())).collect();
-            let args =
-                chosen().flat_map(|(_, owner, ttl)| [hex(*owner).into(), millis(*ttl)]).collect();
+            let words = || Words {
+                keys: chosen().map(|(place, ..)| Value::from(place.name.as_str())).collect(),
+                args: chosen()
+                    .flat_map(|(_, owner, ttl)| [hex(*owner).into(), millis(*ttl)])
+                    .collect(),
+            };
             let wake = chosen().next().map_or(0, |(place, ..)| place.wake);
-            self.run(&RENEW, wake, keys, args, limit).await
+            self.run(&RENEW, wake, limit, words).await
         });
         let answers = futures_util::future::join_all(calls).await;
         let mut renewed = vec![false; renewals.len()];
@@ -149,18 +158,21 @@ impl Conn {
         let Some(Held { place: first, .. }) = held.first() else {
             return Ok(Vec::new());
         };
-        let mut keys = Vec::with_capacity(2 * held.len());
-        let mut args = Vec::with_capacity(3 + 2 * held.len());
-        args.push(millis(KEEP_MARK));
-        args.push(self.keys.publish());
-        args.push(self.keys.channel(&first.tag).into());
-        for Held { place, owner } in held {
-            keys.push(self.keys.mark(&place.tag, *owner));
-            keys.push(Value::from(place.name.as_str()));
-            args.push(hex(*owner).into());
-            args.push(place.wake.to_string().into());
-        }
-        let answer = self.call(&RELEASE, first.wake, keys, args).await?;
+        let words = || {
+            let mut keys = Vec::with_capacity(2 * held.len());
+            let mut args = Vec::with_capacity(3 + 2 * held.len());
+            args.push(millis(KEEP_MARK));
+            args.push(self.keys.publish());
+            args.push(self.keys.channel(&first.tag).into());
+            for Held { place, owner } in held {
+                keys.push(self.keys.mark(&place.tag, *owner));
+                keys.push(Value::from(place.name.as_str()));
+                args.push(hex(*owner).into());
+                args.push(place.wake.to_string().into());
+            }
+            Words { keys, args }
+        };
+        let answer = self.call(&RELEASE, first.wake, words).await?;
         let parts = array(&answer)?;
         if parts.len() != held.len() {
             return Err(strange(&answer));

@@ -7,7 +7,7 @@ use fred::types::{ClusterHash, FromValue, Key as RedisKey, Value};
 use leasehold_core::backend::Owner;
 use leasehold_core::{Error, ErrorKind, Result};
 
-use crate::conn::Conn;
+use crate::conn::{Conn, Words};
 use crate::error::{is_answer, mapped, strange, was_not_sent};
 use crate::keys::{Place, hex, millis};
 use crate::locks::{array, number};
@@ -319,12 +319,16 @@ impl RedisTx {
             let detail = format!("{name} is held no longer, nothing was written");
             (Error::new(ErrorKind::Lost, detail), Freed::No)
         };
-        let (keys, args) = self.request(owner, places, entries);
-        if keys.is_empty() && self.writes.is_empty() {
+        if places.is_empty()
+            && entries.is_empty()
+            && self.leases.is_empty()
+            && self.writes.is_empty()
+        {
             return Ok(());
         }
         let limit = self.conn.settings.command_limit;
-        let answer = self.conn.run(&COMMIT, self.wake, keys, args, limit).await;
+        let words = || self.request(owner, places, entries);
+        let answer = self.conn.run(&COMMIT, self.wake, limit, words).await;
         let answer = answer.map_err(|error| {
             if is_answer(&error) || was_not_sent(&error) {
                 return (mapped(error), Freed::No);
@@ -355,12 +359,7 @@ impl RedisTx {
         }
     }
 
-    fn request(
-        &self,
-        owner: Owner,
-        places: &[Place],
-        entries: &[(Place, Duration)],
-    ) -> (Vec<Value>, Vec<Value>) {
+    fn request(&self, owner: Owner, places: &[Place], entries: &[(Place, Duration)]) -> Words {
         let count = |count: usize| Value::Integer(i64::try_from(count).unwrap_or(i64::MAX));
         let names = places
             .iter()
@@ -385,7 +384,7 @@ impl RedisTx {
             args.push(Value::Integer(write.first_key()));
             args.extend(write.words.iter().cloned());
         }
-        (keys, args)
+        Words { keys, args }
     }
 
     async fn through<R: FromValue>(&self, command: &str, args: Vec<Value>) -> Result<R> {

@@ -1,5 +1,6 @@
 //! leasehold on Redis or Valkey next to raw fred, interleaved in one run:
-//! `cargo run --release -p leasehold-benches --bin redis [redis|redis8|valkey]`.
+//! `cargo run --release -p leasehold-benches --bin redis [redis|redis8|valkey [PART]]`,
+//! where PART is `latency`, `throughput`, `hand-over`, `dedupe` or `renewals`.
 //!
 //! Only ratios of one run mean something.
 
@@ -25,6 +26,11 @@ const TTL_MS: i64 = 30_000;
 
 #[tokio::main]
 async fn main() -> Outcome<()> {
+    // on a worker thread, as the tasks of a service
+    tokio::spawn(run()).await?
+}
+
+async fn run() -> Outcome<()> {
     let kind: Kind = match std::env::args().nth(1) {
         Some(name) => name.parse()?,
         None => Kind::Redis7,
@@ -33,11 +39,23 @@ async fn main() -> Outcome<()> {
     println!("{kind} {}", server.version()?);
     let raw = Raw::connect(&server.url()).await?;
     let store = Arc::new(RedisBackend::connect(&server.url()).await?);
-    latency(&raw, &store).await?;
-    throughput(&raw, &store).await?;
-    hand_over(&raw, &store, &server.url()).await?;
-    dedupe(&raw, &store).await?;
-    renewals(&raw, &server.url()).await
+    let wanted = |part: &str| std::env::args().nth(2).is_none_or(|only| only == part);
+    if wanted("latency") {
+        latency(&raw, &store).await?;
+    }
+    if wanted("throughput") {
+        throughput(&raw, &store).await?;
+    }
+    if wanted("hand-over") {
+        hand_over(&raw, &store, &server.url()).await?;
+    }
+    if wanted("dedupe") {
+        dedupe(&raw, &store).await?;
+    }
+    if wanted("renewals") {
+        renewals(&raw, &server.url()).await?;
+    }
+    Ok(())
 }
 
 /// What one would write without a library.
