@@ -3,8 +3,14 @@
 mod common;
 
 use common::{key, millis, pair, secs};
-use leasehold_core::{Admission, Backend, Dedupe, DedupeExt, DedupeOptions, ErrorKind, Key, Seen};
+use leasehold_core::backend::{Admit, AdmitAnswer, DedupeDriver, Owner};
+use leasehold_core::engine::DedupeEngine;
+use leasehold_core::memory::{MemoryBackend, MemoryDriver};
+use leasehold_core::{
+    Admission, Backend, Dedupe, DedupeExt, DedupeOptions, Error, ErrorKind, Key, Result, Seen,
+};
 use std::sync::LazyLock;
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 use tokio::time::Instant;
 
@@ -133,4 +139,42 @@ async fn housekeeping_spares_the_live_and_lowers_no_token() {
     tokio::time::sleep(secs(101)).await;
     assert_eq!(two.housekeep().await.unwrap().dedupe, 1);
     assert!(first(&one).await.token() > token);
+}
+
+/// Loses the first few abandons on the way.
+#[derive(Debug)]
+struct Losing(MemoryDriver, AtomicU32);
+
+#[async_trait::async_trait]
+impl DedupeDriver for Losing {
+    fn backend(&self) -> &'static str {
+        "losing"
+    }
+
+    async fn admit(&self, items: &[Admit]) -> Result<Vec<AdmitAnswer>> {
+        DedupeDriver::admit(&self.0, items).await
+    }
+
+    async fn complete(&self, key: &Key, owner: Owner, retain: Duration) -> Result<bool> {
+        self.0.complete(key, owner, retain).await
+    }
+
+    async fn abandon(&self, key: &Key, owner: Owner) -> Result<bool> {
+        if self.1.fetch_add(1, Ordering::SeqCst) < 5 {
+            return Err(Error::new(ErrorKind::Unavailable, "lost on the way"));
+        }
+        self.0.abandon(key, owner).await
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_abandon_that_gets_lost_is_tried_on() {
+    let driver = MemoryBackend::builder().namespace("test").driver();
+    let engine = DedupeEngine::new(Losing(driver, AtomicU32::new(0)));
+    let opts = opts().in_progress(secs(3_600));
+    let guard = engine.admit(&KEY, opts).await.unwrap().first().unwrap();
+    let start = Instant::now();
+    assert_eq!(guard.abandon().await.unwrap_err().kind(), ErrorKind::Unavailable);
+    eventually_first(&engine).await.complete().await.unwrap();
+    assert!(start.elapsed() < secs(30), "it was left to its time-out");
 }

@@ -395,3 +395,22 @@ async fn a_wait_ends_when_the_handle_is_closed_though_the_store_only_fails() {
     let ended = timeout(secs(10), wait).await.expect("it waits on").unwrap();
     assert_eq!(ended.unwrap_err().kind(), ErrorKind::Unavailable);
 }
+
+#[tokio::test(start_paused = true)]
+async fn closing_ends_the_waits() {
+    let (one, two) = pair();
+    let opts = LeaseOptions::default().ttl(secs(300)).wait(Duration::MAX);
+    let held = two.lease(&key("x"), opts).await.unwrap().unwrap();
+    let one = Arc::new(one);
+    let waiter = {
+        let one = one.clone();
+        tokio::spawn(async move { one.lease(&key("x"), opts).await })
+    };
+    tokio::time::sleep(millis(100)).await;
+    let start = Instant::now();
+    one.close().await.unwrap();
+    let ended = tokio::time::timeout(secs(60), waiter).await.expect("the wait goes on");
+    assert_eq!(ended.unwrap().unwrap_err().kind(), ErrorKind::Unavailable);
+    assert!(start.elapsed() < secs(1), "it waited for {:?}", start.elapsed());
+    held.release().await.unwrap();
+}

@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use tokio::runtime::Handle;
+use tokio::sync::oneshot;
 use tokio::time::Instant;
 
 use super::backoff::Backoff;
@@ -151,6 +152,8 @@ struct Hold<D: DedupeDriver> {
     key: Key,
     owner: Owner,
     retain: Duration,
+    /// How long an abandon without an answer is tried on: then it can be taken over anyway.
+    in_progress: Duration,
     /// Nothing is left to do when it is dropped.
     ended: bool,
     runtime: Handle,
@@ -169,23 +172,40 @@ impl<D: DedupeDriver> Hold<D> {
             key: item.key.clone(),
             owner: item.owner,
             retain: item.retain,
+            in_progress: item.in_progress.unwrap_or_default(),
             ended: item.in_progress.is_none(),
             runtime: Handle::current(),
         }
     }
 
-    /// Starts to end the entry in a task of its own.
-    fn start(&mut self, end: End) -> tokio::task::JoinHandle<Result<bool>> {
+    /// Starts to end the entry in a task of its own; tells how the first try went.
+    fn start(&mut self, end: End) -> oneshot::Receiver<Result<bool>> {
         self.ended = true;
         let (driver, key, owner) = (self.driver.clone(), self.key.clone(), self.owner);
-        let retain = self.retain;
+        let (retain, until) = (self.retain, Instant::now().checked_add(self.in_progress));
+        let (tell, told) = oneshot::channel();
         self.runtime.spawn(async move {
             let limit = driver.answer_limit();
-            match end {
-                End::Complete => limited(limit, driver.complete(&key, owner, retain)).await,
-                End::Abandon => limited(limit, driver.abandon(&key, owner)).await,
+            let mut tell = Some(tell);
+            let mut backoff = Backoff::new(Duration::from_millis(50), Duration::from_secs(2));
+            loop {
+                let outcome = match end {
+                    End::Complete => limited(limit, driver.complete(&key, owner, retain)).await,
+                    End::Abandon => limited(limit, driver.abandon(&key, owner)).await,
+                };
+                let tries_on = matches!(end, End::Abandon)
+                    && outcome.as_ref().is_err_and(Error::is_retryable)
+                    && until.is_none_or(|until| Instant::now() < until);
+                if let Some(tell) = tell.take() {
+                    drop(tell.send(outcome)); // nobody waits for it any more
+                }
+                if !tries_on {
+                    return;
+                }
+                tokio::time::sleep(backoff.next()).await;
             }
-        })
+        });
+        told
     }
 
     async fn end(&mut self, end: End, operation: &'static str) -> Result<()> {
@@ -219,7 +239,7 @@ impl<D: DedupeDriver> DedupeHold for Hold<D> {
 impl<D: DedupeDriver> Drop for Hold<D> {
     fn drop(&mut self) {
         if !self.ended {
-            self.start(End::Abandon);
+            drop(self.start(End::Abandon));
         }
     }
 }

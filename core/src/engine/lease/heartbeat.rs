@@ -1,7 +1,7 @@
 //! The heartbeat: one task per handle that renews all its leases.
 
 use std::collections::{BTreeSet, HashMap, HashSet};
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use tokio::sync::{mpsc, oneshot};
@@ -15,11 +15,70 @@ use crate::backend::{LeaseDriver, Owner, Renewal};
 use crate::error::Result;
 use crate::lost::LossReason;
 
+/// The side of the heartbeat that the rest of the engine holds.
+///
+/// Leases are put into the table and taken out of it directly: most live shorter than a third of
+/// their ttl, and waking the task for each would cost more than all the rest of the engine.
+#[derive(Clone, Debug)]
+pub(super) struct Heart {
+    beats: mpsc::UnboundedSender<Beat>,
+    table: Arc<Mutex<Table>>,
+}
+
+impl Heart {
+    /// Starts the task.
+    pub(super) fn start<D: LeaseDriver>(driver: Arc<D>) -> Self {
+        let (beats, received) = mpsc::unbounded_channel();
+        let table = Arc::new(Mutex::new(Table::default()));
+        tokio::spawn(heartbeat(driver, received, table.clone()));
+        Self { beats, table }
+    }
+
+    /// Looks after a lease; after the close that is lost at its deadline.
+    pub(super) fn add(&self, entry: Entry) {
+        let wakes = {
+            let mut table = lock(&self.table);
+            if table.closed {
+                return;
+            }
+            let wakes = table.asleep_until.is_none_or(|until| entry.due < until);
+            table.add(entry);
+            wakes
+        };
+        if wakes {
+            drop(self.beats.send(Beat::Look)); // closed meanwhile
+        }
+    }
+
+    /// Stops looking after a lease.
+    pub(super) fn remove(&self, owner: Owner) {
+        drop(lock(&self.table).remove(owner));
+    }
+
+    /// Says more; false after the close.
+    pub(super) fn tell(&self, beat: Beat) -> bool {
+        self.beats.send(beat).is_ok()
+    }
+
+    pub(super) fn is_closed(&self) -> bool {
+        self.beats.is_closed()
+    }
+
+    /// Waits for the close.
+    pub(super) async fn closed(&self) {
+        self.beats.closed().await;
+    }
+}
+
+fn lock(table: &Mutex<Table>) -> MutexGuard<'_, Table> {
+    table.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
 /// What the heartbeat is told.
 #[derive(Debug)]
 pub(super) enum Beat {
-    Add(Entry),
-    Remove(Owner),
+    /// Something is due sooner than it knew.
+    Look,
     /// The lease of this wake id, or any, may have changed: ask the store now.
     Check(Option<u64>),
     /// Lose and free everything, then end.
@@ -67,8 +126,11 @@ impl Entry {
 }
 
 /// The leases and the order in which they are due.
-#[derive(Default)]
+#[derive(Debug, Default)]
 struct Table {
+    /// When the task looks by itself; none: never.
+    asleep_until: Option<Instant>,
+    closed: bool,
     entries: HashMap<Owner, Entry>,
     due: BTreeSet<(Instant, Owner)>,
     by_wake_id: HashMap<u64, HashSet<Owner>>,
@@ -177,27 +239,29 @@ struct Renewed {
 }
 
 /// Renews until every sender is gone or it is closed.
-pub(super) async fn heartbeat<D: LeaseDriver>(
+async fn heartbeat<D: LeaseDriver>(
     driver: Arc<D>,
     mut beats: mpsc::UnboundedReceiver<Beat>,
+    shared: Arc<Mutex<Table>>,
 ) {
-    let mut table = Table::default();
     let mut renewals: JoinSet<Renewed> = JoinSet::new();
     loop {
-        let next = table.due.first().map(|(due, _)| *due);
+        let next = {
+            let mut table = lock(&shared);
+            table.asleep_until = table.due.first().map(|(due, _)| *due);
+            table.asleep_until
+        };
         tokio::select! {
             biased;
             beat = beats.recv() => match beat {
-                Some(Beat::Add(entry)) => table.add(entry),
-                Some(Beat::Remove(owner)) => drop(table.remove(owner)),
-                Some(Beat::Check(wake_id)) => table.check(wake_id),
+                Some(Beat::Look) => {}
+                Some(Beat::Check(wake_id)) => lock(&shared).check(wake_id),
                 Some(Beat::Close(reply)) => {
                     beats.close();
-                    while let Ok(beat) = beats.try_recv() {
-                        if let Beat::Add(entry) = beat {
-                            table.add(entry);
-                        }
-                    }
+                    let table = {
+                        let mut table = lock(&shared);
+                        std::mem::replace(&mut *table, Table { closed: true, ..Table::default() })
+                    };
                     drop(reply.send(close(&driver, table).await)); // nobody waits for it any more
                     return;
                 }
@@ -205,19 +269,23 @@ pub(super) async fn heartbeat<D: LeaseDriver>(
             },
             Some(done) = renewals.join_next(), if !renewals.is_empty() => {
                 if let Ok(done) = done {
-                    settle(&driver, &mut table, done);
+                    settle(&driver, &mut lock(&shared), done);
                 }
             }
             () = until(next) => {
-                let due = table.take_due();
+                let due = {
+                    let mut table = lock(&shared);
+                    let due = table.take_due();
+                    for owner in &due.later {
+                        let at = table.entries.get(owner).map(Entry::deadline);
+                        if let Some(at) = at {
+                            table.reschedule(*owner, at);
+                        }
+                    }
+                    due
+                };
                 for entry in due.over {
                     expire(&driver, &entry.record);
-                }
-                for owner in due.later {
-                    let at = table.entries.get(&owner).map(Entry::deadline);
-                    if let Some(at) = at {
-                        table.reschedule(owner, at);
-                    }
                 }
                 for records in due.renew.chunks(driver.limits().max_batch) {
                     renewals.spawn(renew(driver.clone(), records.to_vec()));

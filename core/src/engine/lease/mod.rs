@@ -8,10 +8,10 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use tokio::runtime::Handle;
-use tokio::sync::{mpsc, oneshot};
+use tokio::sync::oneshot;
 use tokio::time::Instant;
 
-use self::heartbeat::{Beat, Entry, heartbeat};
+use self::heartbeat::{Beat, Entry, Heart};
 use super::backoff::{Backoff, jittered};
 use super::gate::{Gate, Permit, Turn};
 use super::wake::WakeHub;
@@ -39,7 +39,7 @@ struct Inner<D: LeaseDriver> {
     driver: Arc<D>,
     gate: Gate<Turn<Key>>,
     /// Shared with the hub, which reports changes of held leases to it.
-    heart: Arc<OnceLock<mpsc::UnboundedSender<Beat>>>,
+    heart: Arc<OnceLock<Heart>>,
     hub: Arc<WakeHub>,
 }
 
@@ -102,11 +102,11 @@ impl<D: LeaseDriver> Drop for Orphan<D> {
 impl<D: LeaseDriver> LeaseEngine<D> {
     /// An engine over `driver`. It starts its tasks on the runtime of the first acquisition.
     pub fn new(driver: D) -> Self {
-        let heart = Arc::new(OnceLock::<mpsc::UnboundedSender<Beat>>::new());
+        let heart = Arc::new(OnceLock::<Heart>::new());
         let reports = heart.clone();
         let hub = WakeHub::new(move |wake_id| {
             if let Some(heart) = reports.get() {
-                drop(heart.send(Beat::Check(wake_id))); // no heartbeat left: nothing is held
+                heart.tell(Beat::Check(wake_id)); // no heartbeat left: nothing is held
             }
         });
         Self(Arc::new(Inner { driver: Arc::new(driver), gate: Gate::new(), heart, hub }))
@@ -140,7 +140,7 @@ impl<D: LeaseDriver> LeaseEngine<D> {
     /// Safe: it goes on in the background.
     pub async fn close(&self) -> Result<()> {
         let (reply, done) = oneshot::channel();
-        if self.0.heart().send(Beat::Close(reply)).is_err() {
+        if !self.0.heart().tell(Beat::Close(reply)) {
             return Ok(());
         }
         done.await.unwrap_or(Ok(()))
@@ -148,12 +148,8 @@ impl<D: LeaseDriver> LeaseEngine<D> {
 }
 
 impl<D: LeaseDriver> Inner<D> {
-    fn heart(&self) -> &mpsc::UnboundedSender<Beat> {
-        self.heart.get_or_init(|| {
-            let (heart, beats) = mpsc::unbounded_channel();
-            tokio::spawn(heartbeat(self.driver.clone(), beats));
-            heart
-        })
+    fn heart(&self) -> &Heart {
+        self.heart.get_or_init(|| Heart::start(self.driver.clone()))
     }
 
     async fn acquire(
@@ -179,9 +175,6 @@ impl<D: LeaseDriver> Inner<D> {
         let mut registration = None;
         let mut backoff = Backoff::new(Duration::from_millis(20), limits.max_poll);
         loop {
-            if inner.heart().is_closed() {
-                return Err(closed());
-            }
             let attempt = Self::attempt(inner.clone(), key.clone(), opts, owner, permit);
             let pause = match tokio::spawn(attempt).await.map_err(|_| closed())? {
                 Outcome::Acquired(guard) => {
@@ -217,12 +210,16 @@ impl<D: LeaseDriver> Inner<D> {
                 }
             };
             let sleep = tokio::time::sleep(pause.min(deadline.remaining()));
-            match &registration {
-                None => sleep.await,
-                Some(registration) => tokio::select! {
-                    () = registration.woken() => {}
-                    () = sleep => {}
-                },
+            let woken = async {
+                match &registration {
+                    None => std::future::pending().await,
+                    Some(registration) => registration.woken().await,
+                }
+            };
+            tokio::select! {
+                () = woken => {}
+                () = sleep => {}
+                () = inner.heart().closed() => return Err(closed()),
             }
         }
     }
@@ -269,7 +266,7 @@ impl<D: LeaseDriver> Inner<D> {
         };
         let wake_id = inner.driver.wake_id(&key);
         let entry = Entry::new(record, sent, renew_until, wake_id);
-        drop(inner.heart().send(Beat::Add(entry))); // closed meanwhile: lost at its deadline
+        inner.heart().add(entry);
         Outcome::Acquired(LeaseGuard::new(key, token, signal, Box::new(hold)))
     }
 
@@ -331,7 +328,7 @@ impl<D: LeaseDriver> Hold<D> {
         self.released = true;
         let record = self.record.clone();
         record.signal.settle();
-        drop(self.inner.heart().send(Beat::Remove(record.owner))); // closed: nothing is renewed
+        self.inner.heart().remove(record.owner);
         let driver = self.inner.driver.clone();
         let until = Instant::now() + record.ttl;
         self.runtime.spawn(async move {

@@ -1,0 +1,261 @@
+//! Locks with a ttl on the server: what leases, named locks and claims are made of.
+
+use fred::types::Value;
+use leasehold_core::backend::{LeaseTry, Owner};
+use leasehold_core::{Error, ErrorKind, FencingToken, Result};
+use std::sync::Arc;
+use std::time::Duration;
+
+use crate::batch::{self, Queue, Request};
+use crate::conn::{Conn, Words};
+use crate::error::strange;
+use crate::keys::{KEEP_LAST, KEEP_MARK, Kind, Place, hex, millis};
+use crate::script::{ACQUIRE, CLAIM, RELEASE, RENEW};
+
+/// A busy lock without a ttl is somebody else's doing: looked at again after this time.
+const UNKNOWN_TTL: Duration = Duration::from_secs(1);
+/// Locks that one script renews. It takes the server less than a millisecond, in which it serves
+/// nobody else.
+const RENEW_CHUNK: usize = 200;
+
+impl Conn {
+    /// Takes a lock; what is asked for at the same time goes out together.
+    pub(crate) async fn acquire(
+        self: &Arc<Self>,
+        kind: Kind,
+        place: Place,
+        owner: Owner,
+        ttl: Duration,
+    ) -> Result<LeaseTry> {
+        let wanted = Wanted { kind, place, owner, ttl };
+        if self.keys.clustered() {
+            // a script may touch only one slot
+            return one(self.acquire_all(std::slice::from_ref(&wanted)).await?);
+        }
+        batch::ask(self, wanted).await
+    }
+
+    /// Takes locks that one script may touch.
+    async fn acquire_all(&self, wanted: &[Wanted]) -> Result<Vec<LeaseTry>> {
+        let Some(first) = wanted.first() else {
+            return Ok(Vec::new());
+        };
+        let words = || {
+            let mut keys = Vec::with_capacity(3 * wanted.len());
+            let mut args = Vec::with_capacity(1 + 2 * wanted.len());
+            args.push(millis(KEEP_LAST));
+            for Wanted { kind, place, owner, ttl } in wanted {
+                keys.push(self.keys.last(*kind, &place.tag));
+                keys.push(self.keys.mark(&place.tag, *owner));
+                keys.push(Value::from(place.name.as_str()));
+                args.push(hex(*owner).into());
+                args.push(millis(*ttl));
+            }
+            Words { keys, args }
+        };
+        let answer = self.call(&ACQUIRE, first.place.wake, words).await?;
+        let parts = array(&answer)?;
+        if parts.len() != 2 * wanted.len() {
+            return Err(strange(&answer));
+        }
+        let taken: Result<Vec<LeaseTry>> = parts
+            .chunks_exact(2)
+            .map(|pair| read(&pair[0], &pair[1]).ok_or_else(|| strange(&answer)))
+            .collect();
+        let taken = taken?;
+        if taken.iter().any(|taken| matches!(taken, LeaseTry::Acquired(_))) {
+            self.replicated(&first.place).await?;
+        }
+        Ok(taken)
+    }
+
+    /// Takes all of `places`, which share a slot, or none.
+    pub(crate) async fn claim(
+        &self,
+        tag: &str,
+        places: &[Place],
+        owner: Owner,
+        ttl: Duration,
+    ) -> Result<LeaseTry> {
+        let words = || {
+            let mut keys = Vec::with_capacity(2 + places.len());
+            keys.push(self.keys.last(Kind::Claim, tag));
+            keys.push(self.keys.mark(tag, owner));
+            keys.extend(places.iter().map(|place| Value::from(place.name.as_str())));
+            let args = vec![hex(owner).into(), millis(ttl), millis(KEEP_LAST)];
+            Words { keys, args }
+        };
+        let answer = self.call(&CLAIM, first_wake(places), words).await?;
+        let [code, value] = array(&answer)? else {
+            return Err(strange(&answer));
+        };
+        let taken = read(code, value).ok_or_else(|| strange(&answer))?;
+        if let (LeaseTry::Acquired(_), Some(place)) = (taken, places.first()) {
+            self.replicated(place).await?;
+        }
+        Ok(taken)
+    }
+
+    /// Renews locks (or reserved entries) by their names; says of each whether it was.
+    pub(crate) async fn renew(
+        &self,
+        renewals: &[(&Place, Owner, Duration)],
+        limit: Duration,
+    ) -> Result<Vec<bool>> {
+        // those that one script may touch: in a cluster only those of one slot
+        let mut chunks: Vec<Vec<usize>> = Vec::new();
+        if self.keys.clustered() {
+            let mut by_tag: std::collections::HashMap<&str, Vec<usize>> =
+                std::collections::HashMap::new();
+            for (index, (place, ..)) in renewals.iter().enumerate() {
+                by_tag.entry(&place.tag).or_default().push(index);
+            }
+            for group in by_tag.values() {
+                chunks.extend(group.chunks(RENEW_CHUNK).map(<[usize]>::to_vec));
+            }
+        } else {
+            let all: Vec<usize> = (0..renewals.len()).collect();
+            chunks.extend(all.chunks(RENEW_CHUNK).map(<[usize]>::to_vec));
+        }
+        let calls = chunks.iter().map(|chunk| async move {
+            let chosen = || chunk.iter().map(|index| &renewals[*index]);
+            let words = || Words {
+                keys: chosen().map(|(place, ..)| Value::from(place.name.as_str())).collect(),
+                args: chosen()
+                    .flat_map(|(_, owner, ttl)| [hex(*owner).into(), millis(*ttl)])
+                    .collect(),
+            };
+            let wake = chosen().next().map_or(0, |(place, ..)| place.wake);
+            self.run(&RENEW, wake, limit, words).await
+        });
+        let answers = futures_util::future::join_all(calls).await;
+        let mut renewed = vec![false; renewals.len()];
+        for (chunk, answer) in chunks.iter().zip(answers) {
+            let answer = answer.map_err(crate::error::mapped)?;
+            let parts = array(&answer)?;
+            if parts.len() != chunk.len() {
+                return Err(strange(&answer));
+            }
+            for (index, part) in chunk.iter().zip(parts) {
+                renewed[*index] = part.as_i64() == Some(1);
+            }
+        }
+        Ok(renewed)
+    }
+
+    /// Frees a lock if `owner` has it; says whether it had it. What is freed at the same time
+    /// goes out together.
+    pub(crate) async fn release(self: &Arc<Self>, place: Place, owner: Owner) -> Result<bool> {
+        let held = Held { place, owner };
+        if self.keys.clustered() {
+            return one(self.release_all(std::slice::from_ref(&held)).await?);
+        }
+        batch::ask(self, held).await
+    }
+
+    /// Frees locks that one script may touch; says of each whether its owner had it.
+    pub(crate) async fn release_all(&self, held: &[Held]) -> Result<Vec<bool>> {
+        let Some(Held { place: first, .. }) = held.first() else {
+            return Ok(Vec::new());
+        };
+        let words = || {
+            let mut keys = Vec::with_capacity(2 * held.len());
+            let mut args = Vec::with_capacity(3 + 2 * held.len());
+            args.push(millis(KEEP_MARK));
+            args.push(self.keys.publish());
+            args.push(self.keys.channel(&first.tag).into());
+            for Held { place, owner } in held {
+                keys.push(self.keys.mark(&place.tag, *owner));
+                keys.push(Value::from(place.name.as_str()));
+                args.push(hex(*owner).into());
+                args.push(place.wake.to_string().into());
+            }
+            Words { keys, args }
+        };
+        let answer = self.call(&RELEASE, first.wake, words).await?;
+        let parts = array(&answer)?;
+        if parts.len() != held.len() {
+            return Err(strange(&answer));
+        }
+        Ok(parts.iter().map(|part| part.as_i64() == Some(1)).collect())
+    }
+}
+
+/// A lock that somebody wants.
+#[derive(Clone, Debug)]
+pub(crate) struct Wanted {
+    kind: Kind,
+    place: Place,
+    owner: Owner,
+    ttl: Duration,
+}
+
+/// A lock that somebody has, or may have.
+#[derive(Clone, Debug)]
+pub(crate) struct Held {
+    pub(crate) place: Place,
+    pub(crate) owner: Owner,
+}
+
+impl Request for Wanted {
+    type Answer = LeaseTry;
+
+    fn queue(conn: &Conn) -> &Queue<Self> {
+        &conn.acquisitions
+    }
+
+    async fn exchange(conn: &Conn, requests: &[Self]) -> Result<Vec<LeaseTry>> {
+        conn.acquire_all(requests).await
+    }
+}
+
+impl Request for Held {
+    type Answer = bool;
+
+    fn queue(conn: &Conn) -> &Queue<Self> {
+        &conn.releases
+    }
+
+    async fn exchange(conn: &Conn, requests: &[Self]) -> Result<Vec<bool>> {
+        conn.release_all(requests).await
+    }
+}
+
+/// What a script says of a lock; none if that is not understood.
+fn read(code: &Value, value: &Value) -> Option<LeaseTry> {
+    match code.as_i64()? {
+        1 => Some(LeaseTry::Acquired(FencingToken(number(Some(value))?))),
+        0 => {
+            let left = value.as_i64().and_then(|left| u64::try_from(left).ok());
+            let expires_in = left.map_or(UNKNOWN_TTL, Duration::from_millis);
+            Some(LeaseTry::Busy { expires_in })
+        }
+        // a request that was given up and arrived late: nobody waits for this answer
+        -1 => Some(LeaseTry::Busy { expires_in: UNKNOWN_TTL }),
+        _ => None,
+    }
+}
+
+fn one<T>(answers: Vec<T>) -> Result<T> {
+    let none = || Error::new(ErrorKind::Backend, "the server gave no answer to a request");
+    answers.into_iter().next().ok_or_else(none)
+}
+
+/// By which the client is chosen.
+pub(crate) fn first_wake(places: &[Place]) -> u64 {
+    places.first().map_or(0, |place| place.wake)
+}
+
+pub(crate) fn array(answer: &Value) -> Result<&[Value]> {
+    match answer {
+        Value::Array(parts) => Ok(parts),
+        _ => Err(strange(answer)),
+    }
+}
+
+pub(crate) fn number(value: Option<&Value>) -> Option<u64> {
+    match value? {
+        Value::Integer(number) => u64::try_from(*number).ok(),
+        value => value.as_str()?.parse().ok(),
+    }
+}

@@ -1,0 +1,347 @@
+//! The one subscription of a handle, shared by everybody who waits.
+
+use std::collections::{BTreeSet, HashMap};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::time::Duration;
+
+use async_trait::async_trait;
+use fred::clients::Client;
+use fred::interfaces::{ClientLike, EventInterface, PubsubInterface};
+use fred::types::config::{PerformanceConfig, ReconnectPolicy};
+use fred::types::{ConnectHandle, Message};
+use leasehold_core::backend::{Wake, WakeSource};
+use leasehold_core::{Error, ErrorKind, Result};
+use tokio::sync::broadcast::error::RecvError;
+use tokio::sync::{Notify, broadcast, mpsc, watch};
+use tokio::task::AbortHandle;
+
+use crate::error::mapped;
+use crate::keys::Keyspace;
+
+/// Asks the subscription for a sign of life so often.
+const KEEPALIVE: Duration = Duration::from_secs(5);
+
+/// The subscription, opened when somebody first waits.
+#[derive(Debug)]
+pub(crate) struct Wakes(Arc<Shared>);
+
+#[derive(Debug)]
+struct Shared {
+    template: Client,
+    keys: Keyspace,
+    limit: Duration,
+    keyspace_events: bool,
+    news: broadcast::Sender<Wake>,
+    ready: watch::Sender<bool>,
+    /// Who waits for a claim, by what its news are called.
+    waiting: Mutex<HashMap<u64, Vec<Arc<Notify>>>>,
+    /// In a cluster: the channels of the slots that somebody waits for.
+    channels: Mutex<BTreeSet<String>>,
+    wanted: mpsc::UnboundedSender<String>,
+    unread: Mutex<Option<mpsc::UnboundedReceiver<String>>>,
+    task: OnceLock<AbortHandle>,
+}
+
+impl Wakes {
+    pub(crate) fn new(
+        template: &Client,
+        keys: Keyspace,
+        limit: Duration,
+        keyspace_events: bool,
+    ) -> Self {
+        let (wanted, unread) = mpsc::unbounded_channel();
+        Self(Arc::new(Shared {
+            template: template.clone(),
+            keys,
+            limit,
+            keyspace_events,
+            news: broadcast::Sender::new(4_096),
+            ready: watch::Sender::new(false),
+            waiting: Mutex::default(),
+            channels: Mutex::default(),
+            wanted,
+            unread: Mutex::new(Some(unread)),
+            task: OnceLock::new(),
+        }))
+    }
+
+    /// Subscribes, if that has not been done yet, and listens.
+    pub(crate) async fn listen(&self) -> Result<Box<dyn WakeSource>> {
+        let news = self.0.news.subscribe();
+        self.start();
+        let mut ready = self.0.ready.subscribe();
+        let wait = ready.wait_for(|ready| *ready);
+        if let Ok(Ok(_)) = tokio::time::timeout(self.0.limit, wait).await {
+            return Ok(Box::new(Source(news)));
+        }
+        let detail = "the subscription for wake-ups could not be opened";
+        Err(Error::new(ErrorKind::Unavailable, detail))
+    }
+
+    /// Opens the subscription if that has not been done yet.
+    pub(crate) fn start(&self) {
+        self.0.task.get_or_init(|| {
+            let unread = lock(&self.0.unread).take();
+            let shared = Arc::downgrade(&self.0);
+            let task = tokio::spawn(async move {
+                let Some(mut unread) = unread else { return };
+                let mut pause = Duration::from_millis(50);
+                loop {
+                    let Some(shared) = shared.upgrade() else {
+                        return;
+                    };
+                    let Err(error) = subscribe(&shared, &mut unread, &mut pause).await;
+                    shared.ready.send_replace(false);
+                    tracing::debug!(%error, "the subscription for wake-ups ended");
+                    drop(shared);
+                    tokio::time::sleep(pause).await;
+                    pause = (pause * 2).min(Duration::from_secs(2));
+                }
+            });
+            task.abort_handle()
+        });
+    }
+
+    /// Sees to it that the news of a slot arrive. Without effect outside of a cluster.
+    pub(crate) fn want(&self, tag: &str) {
+        if !self.0.keys.clustered() {
+            return;
+        }
+        let channel = self.0.keys.channel(tag);
+        if lock(&self.0.channels).insert(channel.clone()) {
+            drop(self.0.wanted.send(channel)); // nobody subscribes yet: it is in the set
+        }
+    }
+
+    /// Registers somebody who waits for any of some news.
+    pub(crate) fn register(&self, ids: Vec<u64>) -> Registration {
+        self.start();
+        let notify = Arc::new(Notify::new());
+        let mut waiting = lock(&self.0.waiting);
+        for id in &ids {
+            waiting.entry(*id).or_default().push(notify.clone());
+        }
+        drop(waiting);
+        Registration { shared: self.0.clone(), ids, notify }
+    }
+
+    /// Ends the subscription.
+    pub(crate) fn stop(&self) {
+        if let Some(task) = self.0.task.get() {
+            task.abort();
+        }
+    }
+}
+
+impl Drop for Wakes {
+    fn drop(&mut self) {
+        self.stop();
+    }
+}
+
+/// A registration; dropping it ends it.
+#[derive(Debug)]
+pub(crate) struct Registration {
+    shared: Arc<Shared>,
+    ids: Vec<u64>,
+    notify: Arc<Notify>,
+}
+
+impl Registration {
+    /// Waits for news; those that came since the last call count.
+    pub(crate) async fn woken(&self) {
+        self.notify.notified().await;
+    }
+}
+
+impl Drop for Registration {
+    fn drop(&mut self) {
+        let mut waiting = lock(&self.shared.waiting);
+        for id in &self.ids {
+            if let Some(list) = waiting.get_mut(id) {
+                list.retain(|waiter| !Arc::ptr_eq(waiter, &self.notify));
+                if list.is_empty() {
+                    waiting.remove(id);
+                }
+            }
+        }
+    }
+}
+
+impl Shared {
+    fn deliver(&self, wake: Wake) {
+        match wake {
+            Wake::Released(id) | Wake::Changed(id) => {
+                if let Some(list) = lock(&self.waiting).get(&id) {
+                    list.iter().for_each(|waiter| waiter.notify_one());
+                }
+            }
+            Wake::Missed => {
+                for list in lock(&self.waiting).values() {
+                    list.iter().for_each(|waiter| waiter.notify_one());
+                }
+            }
+        }
+        drop(self.news.send(wake)); // nobody listens: nobody misses it
+    }
+}
+
+/// What a message means.
+fn read(message: &Message) -> Option<Wake> {
+    let id = message.value.as_str()?.parse().ok()?;
+    Some(Wake::Released(id))
+}
+
+/// A client that is closed when it is dropped.
+struct Subscriber {
+    client: Client,
+    task: Option<ConnectHandle>,
+}
+
+impl Drop for Subscriber {
+    fn drop(&mut self) {
+        if let Some(task) = &self.task {
+            task.abort();
+        }
+    }
+}
+
+/// Connects, subscribes and delivers until something fails for good.
+async fn subscribe(
+    shared: &Arc<Shared>,
+    wanted: &mut mpsc::UnboundedReceiver<String>,
+    pause: &mut Duration,
+) -> Result<std::convert::Infallible> {
+    let template = &shared.template;
+    let performance =
+        PerformanceConfig { broadcast_channel_capacity: 4_096, ..template.perf_config() };
+    let mut policy = ReconnectPolicy::new_exponential(0, 20, 2_000, 2);
+    policy.set_jitter(20);
+    let connection = template.connection_config().clone();
+    let client =
+        Client::new(template.client_config(), Some(performance), Some(connection), Some(policy));
+    let mut messages = client.message_rx();
+    let mut events = client.keyspace_event_rx();
+    let mut reconnects = client.reconnect_rx();
+    let mut changes = client.cluster_change_rx();
+    let mut subscriber = Subscriber { client, task: None };
+    subscriber.task = Some(subscriber.client.init().await.map_err(mapped)?);
+    let client = &subscriber.client;
+    // the first connection counts as one more
+    while reconnects.try_recv().is_ok() {}
+    all(shared, client).await?;
+    shared.ready.send_replace(true);
+    shared.deliver(Wake::Missed);
+    *pause = Duration::from_millis(50);
+    let mut keepalive = tokio::time::interval(KEEPALIVE);
+    keepalive.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
+    loop {
+        tokio::select! {
+            message = messages.recv() => match message {
+                Ok(message) => if let Some(wake) = read(&message) {
+                    shared.deliver(wake);
+                },
+                Err(RecvError::Lagged(_)) => shared.deliver(Wake::Missed),
+                Err(RecvError::Closed) => return Err(ended()),
+            },
+            event = events.recv() => match event {
+                Ok(event) => {
+                    // our own releases are published as well; what else removes a lock is news
+                    let removed = ["del", "unlink", "expired", "evicted", "rename_from", "set"];
+                    let name = event.key.as_str().unwrap_or_default();
+                    if removed.contains(&event.operation.as_str())
+                        && let Some(id) = shared.keys.wake_of(name)
+                    {
+                        shared.deliver(Wake::Changed(id));
+                    }
+                }
+                Err(RecvError::Lagged(_)) => shared.deliver(Wake::Missed),
+                Err(RecvError::Closed) => return Err(ended()),
+            },
+            reconnected = reconnects.recv() => match reconnected {
+                Ok(_) | Err(RecvError::Lagged(_)) => {
+                    all(shared, client).await?;
+                    shared.deliver(Wake::Missed);
+                }
+                Err(RecvError::Closed) => return Err(ended()),
+            },
+            // slots have moved: so have their channels
+            Ok(_) = changes.recv() => {
+                all(shared, client).await?;
+                shared.deliver(Wake::Missed);
+            }
+            Some(channel) = wanted.recv() => {
+                limited(shared, client.ssubscribe(channel)).await?;
+                shared.deliver(Wake::Missed);
+            }
+            _ = keepalive.tick() => {
+                limited(shared, client.ping::<()>(None)).await?;
+            }
+        }
+    }
+}
+
+/// Subscribes to everything and waits until the server has done it.
+async fn all(shared: &Shared, client: &Client) -> Result<()> {
+    let keys = &shared.keys;
+    if keys.clustered() {
+        let channels: Vec<String> = lock(&shared.channels).iter().cloned().collect();
+        for channel in channels {
+            limited(shared, client.ssubscribe(channel)).await?;
+        }
+        return Ok(());
+    }
+    limited(shared, client.subscribe(keys.channel(""))).await?;
+    if shared.keyspace_events {
+        let database = client.client_config().database.unwrap_or(0);
+        let pattern = format!("__keyspace@{database}__:{}*", glob_escaped(keys.prefix()));
+        limited(shared, client.psubscribe(pattern)).await?;
+    }
+    // the client takes a subscription for done when it is sent; this answer comes after it
+    limited(shared, client.ping::<()>(None)).await
+}
+
+/// Takes the meaning from what would be a wildcard.
+fn glob_escaped(text: &str) -> String {
+    let mut escaped = String::with_capacity(text.len());
+    for c in text.chars() {
+        if matches!(c, '*' | '?' | '[' | ']' | '\\') {
+            escaped.push('\\');
+        }
+        escaped.push(c);
+    }
+    escaped
+}
+
+async fn limited<T>(
+    shared: &Shared,
+    call: impl Future<Output = std::result::Result<T, fred::error::Error>>,
+) -> Result<T> {
+    match tokio::time::timeout(shared.limit, call).await {
+        Ok(done) => done.map_err(mapped),
+        Err(_) => Err(Error::new(ErrorKind::Unavailable, "the subscription is silent")),
+    }
+}
+
+fn ended() -> Error {
+    Error::new(ErrorKind::Unavailable, "the subscription has ended")
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// The news for an engine.
+#[derive(Debug)]
+struct Source(broadcast::Receiver<Wake>);
+
+#[async_trait]
+impl WakeSource for Source {
+    async fn next(&mut self) -> Result<Wake> {
+        match self.0.recv().await {
+            Ok(wake) => Ok(wake),
+            Err(RecvError::Lagged(_)) => Ok(Wake::Missed),
+            Err(RecvError::Closed) => Err(ended()),
+        }
+    }
+}
