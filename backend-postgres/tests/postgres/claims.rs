@@ -192,7 +192,7 @@ pub(crate) async fn crossed_claims_in_transactions_end_in_a_deadlock(env: &Env) 
         };
         tokio::join!(first, second)
     };
-    let (first, second) = soon("an end", crossed).await;
+    let (first, second) = Box::pin(soon("an end", crossed)).await;
     let errors: Vec<_> = [first, second].into_iter().filter_map(Result::err).collect();
     assert_eq!(errors.len(), 1, "{errors:?}");
     assert_eq!(errors[0].kind(), ErrorKind::Deadlock);

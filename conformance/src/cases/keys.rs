@@ -1,8 +1,10 @@
 //! Keys: any two of them differ, on every backend, in every kind and namespace.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use leasehold_core::{Admission, ErrorKind, Key};
+use tokio::sync::Semaphore;
 
 #[allow(clippy::wildcard_imports)] // a kind of what is held, and its guard
 use super::shared::*;
@@ -287,9 +289,11 @@ async fn invalid_keys_are_refused(ctx: Ctx) -> Verdict {
 async fn thousands_of_names_do_not_collide(ctx: Ctx) -> Verdict {
     let a = ctx.open().await?;
     let mut tasks = tokio::task::JoinSet::new();
+    let at_once = Arc::new(Semaphore::new(100)); // a pool is not what is tested here
     for number in 0..2000 {
-        let a = a.clone();
+        let (a, at_once) = (a.clone(), at_once.clone());
         tasks.spawn(async move {
+            let _turn = at_once.acquire().await;
             let name = format!("job/{number}");
             let taken = a.try_lock(&name).await?;
             taken.ok_or_else(|| {

@@ -10,16 +10,13 @@ use tokio::sync::oneshot;
 use tokio::time::Instant;
 
 use super::backoff::Backoff;
-use super::{closed, limited};
+use super::{asked, closed};
 use crate::backend::{Admit, AdmitAnswer, DedupeDriver, Owner};
 use crate::dedupe::{Admission, Dedupe, DedupeGuard, DedupeHold};
 use crate::error::{Error, ErrorKind, Result};
 use crate::key::Key;
 use crate::lost::LossSignal;
 use crate::options::DedupeOptions;
-
-/// How often an admission that failed is asked for again, within the answer limit.
-const RETRIES: u32 = 3;
 
 /// Makes a [`Dedupe`] of a [`DedupeDriver`].
 #[derive(Debug)]
@@ -84,20 +81,9 @@ impl<D: DedupeDriver> DedupeEngine<D> {
 
 async fn admit<D: DedupeDriver>(driver: Arc<D>, items: Vec<Admit>) -> Result<Vec<Admission>> {
     let sent = Instant::now();
-    let asked = limited(driver.answer_limit(), async {
-        // the same owners may ask again: what they were granted by a lost answer is still theirs
-        let mut backoff = Backoff::new(Duration::from_millis(20), Duration::from_millis(200));
-        loop {
-            match driver.admit(&items).await {
-                Err(error) if error.is_retryable() && backoff.tries() < RETRIES => {
-                    tracing::debug!(%error, "admit failed, asking again");
-                    tokio::time::sleep(backoff.next()).await;
-                }
-                answered => return answered,
-            }
-        }
-    });
-    let answers = match asked.await {
+    // the same owners may ask again: what they were granted by a lost answer is still theirs
+    let (answers, _) = asked(driver.answer_limit(), || driver.admit(&items)).await;
+    let answers = match answers {
         Ok(answers) if answers.len() == items.len() => answers,
         outcome => {
             // what it did is not known: whatever was admitted is taken back
@@ -190,8 +176,12 @@ impl<D: DedupeDriver> Hold<D> {
             let mut backoff = Backoff::new(Duration::from_millis(50), Duration::from_secs(2));
             loop {
                 let outcome = match end {
-                    End::Complete => limited(limit, driver.complete(&key, owner, retain)).await,
-                    End::Abandon => limited(limit, driver.abandon(&key, owner)).await,
+                    End::Complete => asked(limit, || driver.complete(&key, owner, retain)).await.0,
+                    End::Abandon => {
+                        let (outcome, repeated) =
+                            asked(limit, || driver.abandon(&key, owner)).await;
+                        outcome.map(|ours| ours || repeated) // the lost one did it
+                    }
                 };
                 let tries_on = matches!(end, End::Abandon)
                     && outcome.as_ref().is_err_and(Error::is_retryable)

@@ -26,6 +26,7 @@ pub use session::SessionEngine;
 use std::future::Future;
 use std::time::Duration;
 
+use self::backoff::Backoff;
 use crate::error::{Error, ErrorKind, Result};
 
 /// Runs one call to the store, at most for `limit`.
@@ -33,6 +34,33 @@ async fn limited<T>(limit: Duration, call: impl Future<Output = Result<T>>) -> R
     tokio::time::timeout(limit, call).await.unwrap_or_else(|_| {
         Err(Error::new(ErrorKind::Unavailable, format!("no answer within {limit:?}")))
     })
+}
+
+/// How often a repeatable request that failed is asked for again.
+const REPEATS: u32 = 3;
+
+/// The answer to a request that may be repeated: asked again a few times if it fails in a way that
+/// may pass (a connection that was cut, say), all within `limit`. The flag tells whether an earlier
+/// one went without an answer, and so may have been carried out.
+async fn asked<T, F>(limit: Duration, mut ask: impl FnMut() -> F) -> (Result<T>, bool)
+where
+    F: Future<Output = Result<T>>,
+{
+    let mut backoff = Backoff::new(Duration::from_millis(20), Duration::from_millis(200));
+    let mut repeated = false;
+    let answer = limited(limit, async {
+        loop {
+            match ask().await {
+                Err(error) if error.is_retryable() && backoff.tries() < REPEATS => {
+                    tracing::debug!(%error, "a request failed, asking again");
+                    repeated = true;
+                    tokio::time::sleep(backoff.next()).await;
+                }
+                answer => return answer,
+            }
+        }
+    });
+    (answer.await, repeated)
 }
 
 /// The error for a call on a handle that was closed, or whose runtime has ended.

@@ -15,7 +15,7 @@ use self::heartbeat::{Beat, Entry, Heart};
 use super::backoff::{Backoff, jittered};
 use super::gate::{Gate, Permit, Turn};
 use super::wake::WakeHub;
-use super::{closed, limited};
+use super::{asked, closed};
 use crate::backend::{LeaseDriver, LeaseTry, Owner, Renewal};
 use crate::error::{Error, ErrorKind, Result};
 use crate::key::Key;
@@ -234,7 +234,8 @@ impl<D: LeaseDriver> Inner<D> {
     ) -> Outcome<D> {
         let sent = Instant::now();
         let limit = inner.driver.limits().answer;
-        let token = match limited(limit, inner.driver.acquire(&key, owner, opts.ttl)).await {
+        let acquire = || inner.driver.acquire(&key, owner, opts.ttl);
+        let token = match asked(limit, acquire).await.0 {
             Ok(LeaseTry::Acquired(token)) => token,
             Ok(LeaseTry::Busy { expires_in }) => return Outcome::Busy(permit, expires_in),
             Err(error) => {
@@ -295,7 +296,9 @@ async fn free<D: LeaseDriver>(
 ) {
     let mut backoff = Backoff::new(Duration::from_millis(50), Duration::from_secs(2));
     loop {
-        let outcome = limited(driver.limits().answer, driver.release(&key, owner)).await;
+        let answer = driver.limits().answer;
+        let (outcome, repeated) = asked(answer, || driver.release(&key, owner)).await;
+        let outcome = outcome.map(|freed| freed || (repeated && insist == Insist::UntilAnswered));
         let ended = match &outcome {
             Ok(freed) => *freed || insist == Insist::UntilAnswered,
             Err(error) => !error.is_retryable(),
@@ -367,7 +370,8 @@ impl<D: LeaseDriver> LeaseHold for Hold<D> {
             let renewal = Renewal { key: key.clone(), owner: *owner, ttl: *ttl };
             let limit = (*ttl / 2).min(driver.limits().answer);
             let sent = Instant::now();
-            let ours = limited(limit, driver.renew(&[renewal])).await?;
+            let renewals = [renewal];
+            let ours = asked(limit, || driver.renew(&renewals)).await.0?;
             if ours.first() != Some(&true) {
                 record.signal.lose(LossReason::Taken);
                 return Ok(false);
