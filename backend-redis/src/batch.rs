@@ -1,6 +1,6 @@
 //! What is asked for while an exchange is under way goes out together in the next.
 
-use std::collections::VecDeque;
+use std::collections::{HashMap, VecDeque};
 use std::fmt::Debug;
 use std::future::Future;
 use std::marker::PhantomData;
@@ -25,53 +25,59 @@ pub(crate) trait Request: Debug + Send + Sync + Sized + 'static {
     /// Where a handle queues them.
     fn queue(conn: &Conn) -> &Queue<Self>;
 
-    /// One exchange; the answers are in the order of the requests.
+    /// Only requests of one lane go out together: in a cluster, those of one slot.
+    fn lane(&self, conn: &Conn) -> String;
+
+    /// One exchange of requests of one lane; the answers are in the order of the requests.
     fn exchange(
         conn: &Conn,
         requests: &[Self],
     ) -> impl Future<Output = Result<Vec<Self::Answer>>> + Send;
 }
 
-/// Requests that wait for their exchange.
+/// Requests that wait for their exchange. A lane exists while something is under way in it.
 #[derive(Debug)]
-pub(crate) struct Queue<R: Request>(Mutex<State<R>>);
+pub(crate) struct Queue<R: Request>(Mutex<HashMap<String, Lane<R>>>);
 
 type Waiting<R> = (R, oneshot::Sender<Result<<R as Request>::Answer>>);
 
 #[derive(Debug)]
-struct State<R: Request> {
+struct Lane<R: Request> {
     under_way: usize,
     waiting: VecDeque<Waiting<R>>,
 }
 
 impl<R: Request> Default for Queue<R> {
     fn default() -> Self {
-        Self(Mutex::new(State { under_way: 0, waiting: VecDeque::new() }))
+        Self(Mutex::default())
     }
 }
 
 impl<R: Request> Queue<R> {
-    fn lock(&self) -> MutexGuard<'_, State<R>> {
+    fn lock(&self) -> MutexGuard<'_, HashMap<String, Lane<R>>> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
 /// Asks: at once if not much is under way, otherwise together with others.
 pub(crate) async fn ask<R: Request>(conn: &Arc<Conn>, request: R) -> Result<R::Answer> {
+    let name = request.lane(conn);
     let entered = {
-        let mut state = R::queue(conn).lock();
-        if state.under_way < UNDER_WAY {
-            state.under_way += 1;
+        let mut lanes = R::queue(conn).lock();
+        let empty = || Lane { under_way: 0, waiting: VecDeque::new() };
+        let lane = lanes.entry(name.clone()).or_insert_with(empty);
+        if lane.under_way < UNDER_WAY {
+            lane.under_way += 1;
             Ok(request)
         } else {
             let (tell, answer) = oneshot::channel();
-            state.waiting.push_back((request, tell));
+            lane.waiting.push_back((request, tell));
             Err(answer)
         }
     };
     match entered {
         Ok(request) => {
-            let _turn = Turn::<R>::of(conn);
+            let _turn = Turn::<R>::of(conn, name);
             let answers = R::exchange(conn, std::slice::from_ref(&request)).await?;
             answers.into_iter().next().ok_or_else(too_few)
         }
@@ -80,27 +86,36 @@ pub(crate) async fn ask<R: Request>(conn: &Arc<Conn>, request: R) -> Result<R::A
 }
 
 /// One of the exchanges under way. Dropping it begins the next.
-struct Turn<R: Request>(Arc<Conn>, PhantomData<R>);
+struct Turn<R: Request> {
+    conn: Arc<Conn>,
+    lane: String,
+    requests: PhantomData<R>,
+}
 
 impl<R: Request> Turn<R> {
-    fn of(conn: &Arc<Conn>) -> Self {
-        Self(conn.clone(), PhantomData)
+    fn of(conn: &Arc<Conn>, lane: String) -> Self {
+        Self { conn: conn.clone(), lane, requests: PhantomData }
     }
 }
 
 impl<R: Request> Drop for Turn<R> {
     fn drop(&mut self) {
         let batch: Vec<Waiting<R>> = {
-            let mut state = R::queue(&self.0).lock();
-            if state.waiting.is_empty() {
-                state.under_way -= 1;
+            let mut lanes = R::queue(&self.conn).lock();
+            // it exists as long as there are turns in it
+            let Some(lane) = lanes.get_mut(&self.lane) else { return };
+            if lane.waiting.is_empty() {
+                lane.under_way -= 1;
+                if lane.under_way == 0 {
+                    lanes.remove(&self.lane);
+                }
                 return;
             }
-            let count = state.waiting.len().min(MOST);
-            state.waiting.drain(..count).collect()
+            let count = lane.waiting.len().min(MOST);
+            lane.waiting.drain(..count).collect()
         };
         // where the runtime has ended the batch is dropped with its turn, and so on
-        let turn = Self::of(&self.0);
+        let turn = Self::of(&self.conn, std::mem::take(&mut self.lane));
         if let Ok(runtime) = Handle::try_current() {
             runtime.spawn(serve(turn, batch));
         }
@@ -109,7 +124,7 @@ impl<R: Request> Drop for Turn<R> {
 
 async fn serve<R: Request>(turn: Turn<R>, batch: Vec<Waiting<R>>) {
     let (requests, waiting): (Vec<R>, Vec<_>) = batch.into_iter().unzip();
-    let answers = R::exchange(&turn.0, &requests).await;
+    let answers = R::exchange(&turn.conn, &requests).await;
     drop(turn);
     match answers {
         Ok(answers) => {
