@@ -106,6 +106,7 @@ mod error;
 mod keys;
 mod lease;
 mod locks;
+mod quorum;
 mod script;
 mod tx;
 mod wake;
@@ -114,6 +115,7 @@ mod writes;
 pub use backend::RedisBackend;
 pub use builder::Builder;
 pub use fred;
+pub use quorum::RedisQuorum;
 pub use tx::RedisTx;
 
 /// The commands that the server's user needs, in the form of `ACL SETUSER … +command`.

@@ -144,15 +144,27 @@ impl Conn {
         batch::ask(self, Held { place, owner }).await
     }
 
+    /// Frees a lock if `owner` has it, without refusing what it asks for later.
+    pub(crate) async fn give_back(&self, place: Place, owner: Owner) -> Result<bool> {
+        let held = [Held { place, owner }];
+        // as short as a mark can be: the scripts know no other way
+        let freed = self.release_marked(&held, Duration::from_millis(1)).await?;
+        Ok(freed.first() == Some(&true))
+    }
+
     /// Frees locks that one script may touch; says of each whether its owner had it.
     pub(crate) async fn release_all(&self, held: &[Held]) -> Result<Vec<bool>> {
+        self.release_marked(held, KEEP_MARK).await
+    }
+
+    async fn release_marked(&self, held: &[Held], mark: Duration) -> Result<Vec<bool>> {
         let Some(Held { place: first, .. }) = held.first() else {
             return Ok(Vec::new());
         };
         let words = || {
             let mut keys = Vec::with_capacity(2 * held.len());
             let mut args = Vec::with_capacity(3 + 2 * held.len());
-            args.push(millis(KEEP_MARK));
+            args.push(millis(mark));
             args.push(self.keys.publish());
             args.push(self.keys.channel(&first.tag).into());
             for Held { place, owner } in held {
