@@ -31,8 +31,8 @@ impl MemoryHarness {
     /// Limits that make a silent store known soon.
     pub(crate) fn session_limits() -> SessionLimits {
         let mut limits = SessionLimits::default();
-        limits.keepalive = Duration::from_millis(500);
-        limits.answer = Duration::from_secs(2);
+        limits.keepalive = Duration::from_secs(1);
+        limits.answer = Duration::from_secs(4);
         limits
     }
 }

@@ -261,6 +261,13 @@ pub trait LeaseDriver: Debug + Send + Sync + 'static {
     /// Renews those that are still owned and not expired; says of each whether it was.
     async fn renew(&self, renewals: &[Renewal]) -> Result<Vec<bool>>;
 
+    /// As [`renew`](Self::renew), for a store where one lease can fail on its own, e.g. because
+    /// somebody's transaction keeps its row: the others must not be lost with it.
+    async fn renew_each(&self, renewals: &[Renewal]) -> Result<Vec<Result<bool>>> {
+        let renewed = self.renew(renewals).await?;
+        Ok(renewed.into_iter().map(Ok).collect())
+    }
+
     /// Frees the lease if `owner` has it, and wakes those who wait for it; says whether it had it.
     async fn release(&self, key: &Key, owner: Owner) -> Result<bool>;
 

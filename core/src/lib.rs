@@ -70,6 +70,7 @@ mod lease;
 mod lost;
 mod named;
 mod options;
+mod registry;
 mod token;
 
 pub use backend::{Backend, Housekeeping};
@@ -84,6 +85,7 @@ pub use options::{
     ClaimOptions, DEFAULT_WAIT, Deadline, DedupeOptions, LeaseOptions, LockOptions, MAX_RETAIN,
     MAX_TTL, MIN_TTL,
 };
+pub use registry::{HeldSnapshot, LockRegistry};
 pub use token::FencingToken;
 
 #[cfg(doctest)]

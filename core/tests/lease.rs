@@ -3,12 +3,14 @@
 mod common;
 
 use common::{key, millis, nothing_left, pair, secs};
-use leasehold_core::backend::LeaseLimits;
+use leasehold_core::backend::{LeaseDriver, LeaseLimits, LeaseTry, Owner, Renewal, WakeSource};
+use leasehold_core::engine::LeaseEngine;
 use leasehold_core::memory::{MemoryBackend, MemoryStore, MemoryTx};
 use leasehold_core::{
-    Backend, Claim, ClaimLock, ClaimOptions, ErrorKind, Key, Keys, Lease, LeaseExt, LeaseOptions,
-    LossReason,
+    Backend, Claim, ClaimLock, ClaimOptions, Error, ErrorKind, FencingToken, Key, Keys, Lease,
+    LeaseExt, LeaseOptions, LossReason, Result,
 };
+use std::any::Any;
 use std::sync::{Arc, LazyLock};
 use std::time::Duration;
 use tokio::task::JoinSet;
@@ -321,6 +323,77 @@ async fn a_store_without_push_is_polled() {
     });
     assert!(next.unwrap().is_some());
     assert!(released.elapsed() <= LeaseLimits::default().max_poll);
+}
+
+/// Grants every key but one, and cannot renew another.
+#[derive(Debug)]
+struct OneStuck;
+
+#[async_trait::async_trait]
+impl LeaseDriver for OneStuck {
+    fn backend(&self) -> &'static str {
+        "stub"
+    }
+
+    async fn acquire(&self, key: &Key, _: Owner, _: Duration) -> Result<LeaseTry> {
+        match key.as_str() {
+            "unreachable" => Err(Error::new(ErrorKind::Unavailable, "the pool is closed")),
+            _ => Ok(LeaseTry::Acquired(FencingToken(1))),
+        }
+    }
+
+    async fn renew(&self, renewals: &[Renewal]) -> Result<Vec<bool>> {
+        self.renew_each(renewals).await?.into_iter().collect()
+    }
+
+    async fn renew_each(&self, renewals: &[Renewal]) -> Result<Vec<Result<bool>>> {
+        let renewed = |renewal: &Renewal| match renewal.key.as_str() {
+            "stuck" => Err(Error::new(ErrorKind::Unavailable, "its row is kept")),
+            _ => Ok(true),
+        };
+        Ok(renewals.iter().map(renewed).collect())
+    }
+
+    async fn release(&self, _: &Key, _: Owner) -> Result<bool> {
+        Ok(true)
+    }
+
+    async fn verify(&self, _: &Key, _: Owner, _: &mut (dyn Any + Send)) -> Result<()> {
+        Ok(())
+    }
+
+    fn wake_id(&self, _: &Key) -> u64 {
+        0
+    }
+
+    async fn listen(&self) -> Result<Option<Box<dyn WakeSource>>> {
+        Ok(None)
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_lease_that_cannot_be_renewed_is_lost_alone() {
+    let engine = LeaseEngine::new(OneStuck);
+    let stuck = engine.lease(&key("stuck"), ttl(secs(3))).await.unwrap().unwrap();
+    let other = engine.lease(&key("other"), ttl(secs(3))).await.unwrap().unwrap();
+    assert_eq!(stuck.lost().wait().await, LossReason::Expired);
+    tokio::time::sleep(secs(30)).await;
+    assert!(other.is_held(), "it was lost with another one");
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_wait_ends_when_the_handle_is_closed_though_the_store_only_fails() {
+    let engine = Arc::new(LeaseEngine::new(OneStuck));
+    let waiter = engine.clone();
+    let wait = tokio::spawn(async move {
+        let opts = LeaseOptions::default().wait(Duration::MAX);
+        waiter.lease(&key("unreachable"), opts).await
+    });
+    tokio::time::sleep(secs(3)).await;
+    assert!(!wait.is_finished());
+    engine.close().await.unwrap();
+    let ended = timeout(secs(10), wait).await.expect("it waits on").unwrap();
+    assert_eq!(ended.unwrap_err().kind(), ErrorKind::Unavailable);
 }
 
 #[tokio::test(start_paused = true)]

@@ -109,16 +109,21 @@ async fn lost_lock_gives_no_token(ctx: Ctx) -> Verdict {
 }
 
 async fn work_stops_when_its_lock_is_lost(ctx: Ctx) -> Verdict {
-    let (a, b) = ctx.two().await?;
+    let a = ctx.open().await?;
+    let (begun, begins) = tokio::sync::oneshot::channel();
     let work = {
         let a = a.clone();
         tokio::spawn(async move {
-            let work = async |_: &_| std::future::pending::<()>().await;
+            let work = async move |_: &_| {
+                begun.send(()).ok(); // nobody hears it if the case has ended
+                std::future::pending::<()>().await;
+            };
             a.backend.with_lock(&key("x"), LockOptions::default(), work).await
         })
     };
-    eventually("the work to hold its lock", || async { Ok(b.try_lock("x").await?.is_none()) })
-        .await?;
+    soon("the work to begin under its lock", begins)
+        .await?
+        .map_err(|error| Fault::new(error.to_string()))?;
     a.link.end_sessions().await?;
     let ended = soon("the work to be stopped", work).await??;
     fails("with_lock under a lost lock", ErrorKind::Lost, ended)?;
@@ -144,8 +149,8 @@ async fn waiters_outlive_ended_sessions(ctx: Ctx) -> Verdict {
 
 async fn lease_outlives_ended_sessions(ctx: Ctx) -> Verdict {
     let (a, b) = ctx.two().await?;
-    let guard = a.leased("x", Duration::from_secs(2)).await?;
-    let end = Instant::now() + Duration::from_secs(4); // past the ttl
+    let guard = a.leased("x", Duration::from_secs(4)).await?;
+    let end = Instant::now() + Duration::from_secs(7); // past the ttl
     while Instant::now() < end {
         a.link.end_sessions().await?;
         ensure!(

@@ -79,8 +79,8 @@ async fn stays_held(
 
 async fn renewal_by_hand_outlives_the_ttl(ctx: Ctx) -> Verdict {
     let (a, b) = ctx.two().await?;
-    let guard = a.leased_once("x", Duration::from_secs(2)).await?;
-    let end = Instant::now() + Duration::from_secs(4);
+    let guard = a.leased_once("x", Duration::from_secs(4)).await?;
+    let end = Instant::now() + Duration::from_secs(6);
     while Instant::now() < end {
         guard.renew().await?;
         stays_held("x", &b, Duration::from_millis(200), async || Ok(())).await?;
@@ -91,8 +91,8 @@ async fn renewal_by_hand_outlives_the_ttl(ctx: Ctx) -> Verdict {
 
 async fn heartbeat_outlives_the_ttl(ctx: Ctx) -> Verdict {
     let (a, b) = ctx.two().await?;
-    let guard = a.leased("x", Duration::from_millis(1500)).await?;
-    stays_held("x", &b, Duration::from_secs(4), async || Ok(())).await?;
+    let guard = a.leased("x", Duration::from_secs(4)).await?;
+    stays_held("x", &b, Duration::from_secs(7), async || Ok(())).await?;
     ensure!(guard.is_held(), "expected the heartbeat to keep the lease");
     Ok(guard.release().await?)
 }
@@ -103,13 +103,13 @@ async fn heartbeat_renews_many(ctx: Ctx) -> Verdict {
     for number in 0..200 {
         let a = a.clone();
         tasks
-            .spawn(async move { a.leased(&format!("key-{number}"), Duration::from_secs(3)).await });
+            .spawn(async move { a.leased(&format!("key-{number}"), Duration::from_secs(5)).await });
     }
     let mut guards = Vec::new();
     while let Some(guard) = tasks.join_next().await {
         guards.push(guard??);
     }
-    tokio::time::sleep(Duration::from_secs(5)).await; // past every ttl
+    tokio::time::sleep(Duration::from_millis(7500)).await; // past every ttl
     for guard in &guards {
         ensure!(
             guard.is_held(),

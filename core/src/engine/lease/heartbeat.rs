@@ -202,7 +202,10 @@ impl Table {
             }
         }
         for owner in over {
-            taken.over.extend(self.remove(owner));
+            // one that is not lost is being released by its guard: a second release would make
+            // the guard's look like that of a stranger
+            let lost = |entry: &Entry| entry.record.signal.reason().is_some();
+            taken.over.extend(self.remove(owner).filter(lost));
         }
         for owner in renew {
             let Some(entry) = self.entries.get_mut(&owner) else {
@@ -232,7 +235,7 @@ struct Due {
 struct Renewed {
     records: Vec<Arc<Record>>,
     sent: Instant,
-    answer: Result<Vec<bool>>,
+    answer: Result<Vec<Result<bool>>>,
 }
 
 /// Renews until every sender is gone or it is closed.
@@ -308,38 +311,49 @@ async fn renew<D: LeaseDriver>(driver: Arc<D>, records: Vec<Arc<Record>>) -> Ren
     let shortest = records.iter().map(|record| record.ttl).min().unwrap_or_default();
     let limit = (shortest / 4).min(driver.limits().answer);
     let sent = Instant::now();
-    let answer = limited(limit, driver.renew(&renewals)).await;
+    let answer = limited(limit, driver.renew_each(&renewals)).await;
     Renewed { records, sent, answer }
 }
 
 fn settle<D: LeaseDriver>(driver: &Arc<D>, table: &mut Table, done: Renewed) {
     let backend = driver.backend();
-    match done.answer {
-        Ok(ours) => {
-            for (record, ours) in done.records.iter().zip(ours) {
-                if !ours {
-                    if table.remove(record.owner).is_some() && record.signal.lose(LossReason::Taken)
-                    {
-                        let key = &record.key;
-                        tracing::warn!(backend, %key, "lease lost: the store says it is not ours");
-                    }
-                    drop(record.take_permit());
-                } else if record.signal.extend(local_deadline(done.sent, record.ttl)) {
+    let answers = match done.answer {
+        Ok(answers) => answers,
+        Err(error) => {
+            let leases = done.records.len();
+            tracing::warn!(backend, leases, %error, "renewal failed, trying again");
+            for record in &done.records {
+                again(table, record);
+            }
+            return;
+        }
+    };
+    for (record, answer) in done.records.iter().zip(answers) {
+        let key = &record.key;
+        match answer {
+            Err(error) => {
+                tracing::warn!(backend, %key, %error, "renewal failed, trying again");
+                again(table, record);
+            }
+            Ok(false) => {
+                if table.remove(record.owner).is_some() && record.signal.lose(LossReason::Taken) {
+                    tracing::warn!(backend, %key, "lease lost: the store says it is not ours");
+                }
+                drop(record.take_permit());
+            }
+            Ok(true) => {
+                if record.signal.extend(local_deadline(done.sent, record.ttl)) {
                     table.reschedule(record.owner, done.sent + record.ttl / 3);
                 }
                 // else it is over: its deadline is due
             }
         }
-        Err(error) => {
-            let leases = done.records.len();
-            tracing::warn!(backend, leases, %error, "renewal failed, trying again");
-            for record in &done.records {
-                let pause =
-                    (record.ttl / 10).clamp(Duration::from_millis(20), Duration::from_secs(1));
-                table.reschedule(record.owner, Instant::now() + jittered(pause));
-            }
-        }
     }
+}
+
+fn again(table: &mut Table, record: &Record) {
+    let pause = (record.ttl / 10).clamp(Duration::from_millis(20), Duration::from_secs(1));
+    table.reschedule(record.owner, Instant::now() + jittered(pause));
 }
 
 /// The deadline has passed: the local queue goes on, and the store forgets the rest.
@@ -372,4 +386,39 @@ async fn close<D: LeaseDriver>(driver: &Arc<D>, table: Table) -> Result<()> {
         outcome = outcome.and(released.unwrap_or_else(|_| Err(super::closed())));
     }
     outcome
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::lost::LossSignal;
+    use std::sync::Mutex;
+
+    fn due_now(signal: &LossSignal) -> Entry {
+        let record = Record {
+            key: crate::Key::new("a").unwrap(),
+            owner: Owner::fresh(),
+            ttl: Duration::from_secs(30),
+            signal: signal.clone(),
+            permit: Mutex::new(None),
+        };
+        let mut entry = Entry::new(Arc::new(record), Instant::now(), None, 0);
+        entry.due = Instant::now();
+        entry
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_lease_that_its_guard_is_just_releasing_is_left_to_it() {
+        let later = Instant::now() + Duration::from_secs(30);
+        let (settled, lost) = (LossSignal::until(later), LossSignal::until(later));
+        settled.settle();
+        lost.lose(LossReason::Taken);
+        let mut table = Table::default();
+        table.add(due_now(&settled));
+        table.add(due_now(&lost));
+        let due = table.take_due();
+        assert_eq!(due.over.len(), 1, "the heartbeat would release it a second time");
+        assert!(due.over[0].record.signal.reason().is_some());
+        assert!(table.entries.is_empty());
+    }
 }

@@ -1,0 +1,273 @@
+//! Leases: one row per key.
+
+use std::any::Any;
+use std::collections::HashSet;
+use std::sync::Arc;
+use std::time::Duration;
+
+use async_trait::async_trait;
+use leasehold_core::backend::{LeaseDriver, LeaseLimits, LeaseTry, Owner, Renewal, WakeSource};
+use leasehold_core::{Error, ErrorKind, FencingToken, Key, LossReason, Result};
+use mysql_async::prelude::Queryable;
+use mysql_async::{Transaction, TxOpts};
+
+use crate::error::{BACKEND, code, is_transient, mapped, server_code};
+use crate::names::{Kind, hex};
+use crate::store::{NOW, Store, Tables};
+use crate::wake::Lookout;
+
+/// Takes, renews and frees leases.
+#[derive(Debug)]
+pub(crate) struct Leases {
+    store: Arc<Store>,
+    kind: Kind,
+    limits: LeaseLimits,
+    acquire: String,
+    lookout: Arc<Lookout>,
+}
+
+impl Leases {
+    pub(crate) fn new(store: Arc<Store>, kind: Kind, limits: LeaseLimits) -> Self {
+        let Tables { lease, meta, .. } = &store.tables;
+        // The last insert id carries the answer: twice the token and one if it is ours, otherwise
+        // twice the microseconds until it expires. Assignments are done from left to right, and see
+        // those before them: after that of the owner, it is ours if it was taken. The shared lock
+        // on the floor keeps a purge from deleting the row between the read and the insert.
+        let acquire = format!(
+            "INSERT INTO {lease} (id, scope, name, owner, token, ttl, expires) \
+             SELECT ?, ?, ?, ?, (LAST_INSERT_ID((floor + 1) * 2 + 1) - 1) DIV 2, ?, {NOW} + ? \
+             FROM {meta} WHERE {meta}.id = 1 LOCK IN SHARE MODE \
+             ON DUPLICATE KEY UPDATE \
+             token = IF({lease}.owner = ? AND {lease}.expires > {NOW}, \
+                (LAST_INSERT_ID({lease}.token * 2 + 1) - 1) DIV 2, \
+                IF({lease}.expires <= {NOW}, \
+                    (LAST_INSERT_ID(({lease}.token + 1) * 2 + 1) - 1) DIV 2, \
+                    {lease}.token + 0 * LAST_INSERT_ID(({lease}.expires - {NOW}) * 2))), \
+             owner = IF({lease}.expires <= {NOW}, ?, {lease}.owner), \
+             ttl = IF({lease}.owner = ?, ?, {lease}.ttl), \
+             expires = IF({lease}.owner = ?, {NOW} + ?, {lease}.expires)"
+        );
+        Self { lookout: Arc::new(Lookout::new(store.clone())), store, kind, limits, acquire }
+    }
+
+    fn row(&self, key: &Key) -> [u8; 32] {
+        self.store.row(self.kind, key)
+    }
+
+    /// The condition of being held, to be looked up by the primary key: a scan would lock others. An owner is of one acquisition, so no pair of an id and
+    /// another one's owner can match.
+    fn mine(&self, renewals: &[Renewal]) -> String {
+        let ids: Vec<String> = renewals.iter().map(|r| hex(&self.row(&r.key))).collect();
+        let owners: Vec<String> = renewals.iter().map(|r| hex(&owner_bytes(r.owner))).collect();
+        let (ids, owners) = (ids.join(","), owners.join(","));
+        format!("id IN ({ids}) AND owner IN ({owners}) AND expires > {NOW}")
+    }
+
+    /// Renews in one statement that does not wait for a row: a renewal must not be late because of
+    /// another one. Says how many.
+    async fn renew_all(&self, mine: &str) -> Result<u64> {
+        let lease = &self.store.tables.lease;
+        let renew = if self.store.is_maria() {
+            // there SKIP LOCKED is not heeded within an update; no wait at all fails it instead
+            format!(
+                "SET STATEMENT innodb_lock_wait_timeout = 0 FOR \
+                 UPDATE {lease} FORCE INDEX (PRIMARY) SET expires = {NOW} + ttl WHERE {mine}"
+            )
+        } else {
+            // the limit keeps the inner query from being merged into the outer one, which then must
+            // look up the rows that the inner one has locked, and not scan
+            format!(
+                "UPDATE (SELECT id FROM {lease} FORCE INDEX (PRIMARY) WHERE {mine} \
+                 LIMIT 1000000 FOR UPDATE SKIP LOCKED) free \
+                 STRAIGHT_JOIN {lease} FORCE INDEX (PRIMARY) ON {lease}.id = free.id \
+                 SET expires = {NOW} + ttl"
+            )
+        };
+        let mut conn = self.store.own.get_conn().await.map_err(mapped)?;
+        match conn.query_drop(renew).await {
+            Ok(()) => Ok(conn.affected_rows()),
+            Err(error) if is_transient(&error) => Ok(0),
+            Err(error) => Err(mapped(error)),
+        }
+    }
+
+    /// Renews those whose rows nobody keeps. Gives their owners, and those of all that are held.
+    async fn renew_free(&self, mine: &str) -> Result<(Owners, Owners)> {
+        let lease = &self.store.tables.lease;
+        let mut conn = self.store.own.get_conn().await.map_err(mapped)?;
+        let opts = TxOpts::default();
+        let mut tx = conn.start_transaction(opts).await.map_err(mapped)?;
+        let free = format!(
+            "SELECT id, owner FROM {lease} FORCE INDEX (PRIMARY) WHERE {mine} \
+             FOR UPDATE SKIP LOCKED"
+        );
+        let free: Vec<(Vec<u8>, Vec<u8>)> = tx.query(free).await.map_err(mapped)?;
+        if !free.is_empty() {
+            // by their ids alone: a kept row must not even be looked at
+            let list: Vec<String> = free.iter().map(|(id, _)| hex(id)).collect();
+            let renew = format!(
+                "UPDATE {lease} FORCE INDEX (PRIMARY) SET expires = {NOW} + ttl \
+                 WHERE id IN ({}) AND expires > {NOW}",
+                list.join(",")
+            );
+            // one that expires in between is not renewed, and is not in the list that is read next
+            tx.query_drop(renew).await.map_err(mapped)?;
+        }
+        let held = format!("SELECT owner FROM {lease} WHERE {mine}");
+        let held: Vec<Vec<u8>> = tx.query(held).await.map_err(mapped)?;
+        tx.commit().await.map_err(mapped)?;
+        let held: Owners = held.into_iter().collect();
+        let free = free.into_iter().map(|(_, owner)| owner);
+        let renewed = free.filter(|owner| held.contains(owner)).collect();
+        Ok((renewed, held))
+    }
+}
+
+type Owners = HashSet<Vec<u8>>;
+
+/// For a column of 16 bytes.
+pub(crate) fn owner_bytes(owner: Owner) -> [u8; 16] {
+    owner.0.to_be_bytes()
+}
+
+pub(crate) fn micros(time: Duration) -> i64 {
+    // options bound it to ten years
+    i64::try_from(time.as_micros()).unwrap_or(i64::MAX / 4)
+}
+
+#[async_trait]
+impl LeaseDriver for Leases {
+    fn backend(&self) -> &'static str {
+        BACKEND
+    }
+
+    async fn acquire(&self, key: &Key, owner: Owner, ttl: Duration) -> Result<LeaseTry> {
+        let id = self.row(key);
+        let bytes = owner_bytes(owner);
+        let ttl = micros(ttl);
+        let params = mysql_async::Params::Positional(vec![
+            id.into_value(),
+            self.store.namespace.as_bytes().into_value(),
+            key.as_str().as_bytes().into_value(),
+            bytes.into_value(),
+            ttl.into(),
+            ttl.into(),
+            bytes.into_value(),
+            bytes.into_value(),
+            bytes.into_value(),
+            ttl.into(),
+            bytes.into_value(),
+            ttl.into(),
+        ]);
+        let mut conn = self.store.own.get_conn().await.map_err(mapped)?;
+        let mut tries = 0;
+        let answer = loop {
+            match conn.exec_drop(self.acquire.as_str(), params.clone()).await {
+                Ok(()) => break conn.last_insert_id(),
+                Err(error) => match server_code(&error) {
+                    // somebody's `verify` keeps the row
+                    Some(code::LOCK_WAIT_TIMEOUT) => {
+                        let expires_in = Duration::from_millis(50);
+                        return Ok(LeaseTry::Busy { expires_in });
+                    }
+                    Some(code::DEADLOCK) if tries < 10 => tries += 1,
+                    _ => return Err(mapped(error)),
+                },
+            }
+        };
+        match answer {
+            Some(answer) if answer % 2 == 1 => Ok(LeaseTry::Acquired(FencingToken(answer / 2))),
+            Some(answer) => {
+                self.lookout.look_for(id, self.wake_id(key));
+                let expires_in = Duration::from_micros(answer / 2);
+                Ok(LeaseTry::Busy { expires_in })
+            }
+            None => {
+                Err(Error::new(ErrorKind::Schema, "the row of the floor is missing: run migrate"))
+            }
+        }
+    }
+
+    async fn renew(&self, renewals: &[Renewal]) -> Result<Vec<bool>> {
+        self.renew_each(renewals).await?.into_iter().collect()
+    }
+
+    async fn renew_each(&self, renewals: &[Renewal]) -> Result<Vec<Result<bool>>> {
+        if renewals.is_empty() {
+            return Ok(Vec::new());
+        }
+        let mine = self.mine(renewals);
+        if self.renew_all(&mine).await? == renewals.len() as u64 {
+            return Ok(renewals.iter().map(|_| Ok(true)).collect());
+        }
+        // some are not ours any more, or kept by somebody's `verify`
+        let (renewed, ours) = self.renew_free(&mine).await?;
+        let outcome = |renewal: &Renewal| {
+            let owner = owner_bytes(renewal.owner);
+            if renewed.contains(owner.as_slice()) {
+                Ok(true)
+            } else if ours.contains(owner.as_slice()) {
+                let detail = "a transaction that verified the lease is still open";
+                Err(Error::new(ErrorKind::Unavailable, detail))
+            } else {
+                Ok(false)
+            }
+        };
+        Ok(renewals.iter().map(outcome).collect())
+    }
+
+    async fn release(&self, key: &Key, owner: Owner) -> Result<bool> {
+        let lease = &self.store.tables.lease;
+        // the row keeps the token until it is purged
+        let free = format!("UPDATE {lease} SET owner = '', expires = 0 WHERE id = ? AND owner = ?");
+        let params = (self.row(key).to_vec(), owner_bytes(owner).to_vec());
+        Ok(self.store.exec(&free, params.into()).await?.changed > 0)
+    }
+
+    async fn verify(&self, key: &Key, owner: Owner, tx: &mut (dyn Any + Send)) -> Result<()> {
+        let tx = tx.downcast_mut::<Transaction<'static>>().ok_or_else(|| {
+            let detail = "the transaction is not a mysql_async::Transaction<'static>";
+            Error::new(ErrorKind::WrongBackend, detail)
+        })?;
+        let lease = &self.store.tables.lease;
+        let check = format!(
+            "SELECT expires > {NOW} FROM {lease} WHERE id = ? AND owner = ? LOCK IN SHARE MODE"
+        );
+        let params = (self.row(key).to_vec(), owner_bytes(owner).to_vec());
+        let live: Option<bool> = tx.exec_first(check, params).await.map_err(mapped)?;
+        match live {
+            Some(true) => Ok(()),
+            other => {
+                let reason = match other {
+                    Some(_) => LossReason::Expired,
+                    None => LossReason::Taken,
+                };
+                Err(Error::new(ErrorKind::Lost, format!("cannot verify: {}", reason.as_str())))
+            }
+        }
+    }
+
+    fn wake_id(&self, key: &Key) -> u64 {
+        let id = self.row(key);
+        id.iter().take(8).fold(0, |number, byte| number << 8 | u64::from(*byte))
+    }
+
+    async fn listen(&self) -> Result<Option<Box<dyn WakeSource>>> {
+        Ok(Some(Box::new(self.lookout.clone().listen())))
+    }
+
+    fn limits(&self) -> LeaseLimits {
+        self.limits
+    }
+}
+
+/// Bytes as a parameter.
+pub(crate) trait IntoValue {
+    fn into_value(self) -> mysql_async::Value;
+}
+
+impl<T: AsRef<[u8]>> IntoValue for T {
+    fn into_value(self) -> mysql_async::Value {
+        mysql_async::Value::Bytes(self.as_ref().to_vec())
+    }
+}

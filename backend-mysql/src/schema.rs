@@ -1,0 +1,169 @@
+//! The tables: created, checked, purged.
+
+use leasehold_core::{Error, ErrorKind, Housekeeping, Result};
+use mysql_async::prelude::Queryable;
+use mysql_async::{Conn, TxOpts};
+
+use crate::error::{code, is_transient, mapped, server_code};
+use crate::store::{NOW, Store, Tables, retried};
+
+/// The statements that [`migrate`](leasehold_core::Backend::migrate) runs, with the prefix
+/// `leasehold_`.
+pub const SCHEMA: &str = include_str!("schema.sql");
+/// What this program knows.
+const VERSION: u32 = 1;
+/// Rows that one statement deletes.
+const BATCH: u64 = 1_000;
+/// The sequence keeps its last rows, and the row of a claim lives so long; microseconds.
+const KEEP_NUMBERS: u64 = 1_000;
+const KEEP_CLAIM: u64 = 24 * 60 * 60 * 1_000_000;
+
+/// Creates what is missing. Every statement can be run again and side by side with itself.
+pub(crate) async fn migrate(store: &Store) -> Result<()> {
+    let mut conn = store.connect().await?;
+    let text: String = SCHEMA
+        .lines()
+        .filter(|line| !line.trim_start().starts_with("--"))
+        .collect::<Vec<_>>()
+        .join("\n")
+        .replace("`leasehold_", &format!("`{}", store.tables.prefix));
+    for statement in text.split(';').map(str::trim).filter(|text| !text.is_empty()) {
+        retried!(conn.query_drop(statement)).map_err(mapped)?;
+    }
+    check(&mut conn, &store.tables).await?;
+    drop(conn.disconnect().await); // it has done its work
+    Ok(())
+}
+
+/// Whether the tables are there, and of the version that this program knows.
+///
+/// # Errors
+/// [`ErrorKind::Schema`] if not.
+pub(crate) async fn check(conn: &mut Conn, tables: &Tables) -> Result<()> {
+    match version(conn, tables).await? {
+        Some(VERSION) => Ok(()),
+        Some(other) => Err(another(other)),
+        None => Err(Error::new(ErrorKind::Schema, "the tables are missing: run migrate")),
+    }
+}
+
+/// As [`check`], but missing tables are fine: they may be created yet.
+pub(crate) async fn check_version(conn: &mut Conn, tables: &Tables) -> Result<()> {
+    match version(conn, tables).await? {
+        Some(other) if other != VERSION => Err(another(other)),
+        _ => Ok(()),
+    }
+}
+
+fn another(version: u32) -> Error {
+    let detail = format!("the tables are of version {version}, this program knows {VERSION}");
+    Error::new(ErrorKind::Schema, detail)
+}
+
+async fn version(conn: &mut Conn, tables: &Tables) -> Result<Option<u32>> {
+    let text = format!("SELECT version FROM {} WHERE id = 1", tables.meta);
+    match conn.query_first(text).await {
+        Err(error)
+            if matches!(server_code(&error), Some(code::NO_SUCH_TABLE | code::TABLE_DENIED)) =>
+        {
+            Ok(None)
+        }
+        other => other.map_err(mapped),
+    }
+}
+
+/// Deletes expired rows in batches. The floor is raised above their tokens first: an insert that
+/// comes after them reads it, and one that has read it before is waited for.
+pub(crate) async fn housekeep(store: &Store) -> Result<Housekeeping> {
+    let leases = purge(store, &store.tables.lease).await?;
+    let dedupe = purge(store, &store.tables.dedupe).await?;
+    purge_numbers(store).await?;
+    purge_claims(store).await?;
+    Ok(Housekeeping::new(leases, dedupe))
+}
+
+async fn purge(store: &Store, table: &str) -> Result<u64> {
+    let meta = &store.tables.meta;
+    let read = format!(
+        "SELECT {NOW}, MAX(token), (SELECT floor FROM {meta} WHERE id = 1) FROM {table} \
+         WHERE expires <= {NOW}"
+    );
+    let found: Vec<(i64, Option<u64>, Option<u64>)> = store.rows(&read).await?;
+    let Some(&(now, Some(highest), floor)) = found.first() else {
+        return Ok(0);
+    };
+    if floor.is_none_or(|floor| floor < highest) {
+        let raise = format!("UPDATE {meta} SET floor = GREATEST(floor, {highest}) WHERE id = 1");
+        store.text(&raise).await?;
+    }
+    // one that was taken again since then has a later expiry or, if freed again, a higher token
+    let expired = format!("expires <= {now} AND token <= {highest}");
+    purge_rows(store, table, &expired).await
+}
+
+/// In the order of the primary key, as everybody locks rows, so that there is no deadlock; and past
+/// those that are locked, which are in use. What is in the way all the same is left to the next run.
+async fn purge_rows(store: &Store, table: &str, condition: &str) -> Result<u64> {
+    let mut total = 0;
+    let find = format!("SELECT LOWER(HEX(id)) FROM {table} WHERE {condition} LIMIT {BATCH}");
+    let mut conn = store.own.get_conn().await.map_err(mapped)?;
+    loop {
+        let mut ids: Vec<String> = conn.query(&find).await.map_err(mapped)?;
+        ids.sort_unstable();
+        let deleted = match delete_free(&mut conn, table, condition, &ids).await {
+            Err(error) if is_transient(&error) => {
+                tracing::debug!(%error, table, "the rest of the purge is left to the next one");
+                0
+            }
+            outcome => outcome.map_err(mapped)?,
+        };
+        total += deleted;
+        if deleted == 0 || (ids.len() as u64) < BATCH {
+            return Ok(total);
+        }
+    }
+}
+
+async fn delete_free(
+    conn: &mut Conn,
+    table: &str,
+    condition: &str,
+    ids: &[String],
+) -> mysql_async::Result<u64> {
+    if ids.is_empty() {
+        return Ok(0);
+    }
+    let mut tx = conn.start_transaction(TxOpts::default()).await?;
+    let lock = format!(
+        "SELECT LOWER(HEX(id)) FROM {table} FORCE INDEX (PRIMARY) \
+         WHERE id IN (x'{}') AND {condition} \
+         FOR UPDATE SKIP LOCKED",
+        ids.join("',x'")
+    );
+    let locked: Vec<String> = tx.query(lock).await?;
+    if !locked.is_empty() {
+        // DELETE takes no index hint; a row each, so that it is no scan
+        let delete = |id: &String| format!("DELETE FROM {table} WHERE id = x'{id}'");
+        tx.query_drop(locked.iter().map(delete).collect::<Vec<_>>().join("; ")).await?;
+    }
+    tx.commit().await?;
+    Ok(locked.len() as u64)
+}
+
+async fn purge_numbers(store: &Store) -> Result<()> {
+    let table = &store.tables.token;
+    let read = format!("SELECT MAX(id) FROM {table}");
+    let last: Vec<Option<u64>> = store.rows(&read).await?;
+    let last = last.first().copied().flatten();
+    let Some(keep) = last.map(|last| last.saturating_sub(KEEP_NUMBERS)) else {
+        return Ok(());
+    };
+    let delete = format!("DELETE FROM {table} WHERE id < {keep} ORDER BY id LIMIT {BATCH}");
+    while store.text(&delete).await?.changed == BATCH {}
+    Ok(())
+}
+
+async fn purge_claims(store: &Store) -> Result<()> {
+    let old = format!("used < {NOW} - {KEEP_CLAIM}");
+    purge_rows(store, &store.tables.claim, &old).await.map(|_| ())
+}
