@@ -12,8 +12,8 @@ use tokio::sync::oneshot;
 
 use crate::conn::Conn;
 
-/// Exchanges under way at a time: one is answered while the next one is on its way.
-const UNDER_WAY: usize = 2;
+/// Exchanges under way at a time, so that the connection and the server are kept busy.
+const UNDER_WAY: usize = 8;
 /// Requests of one exchange: it takes the server a fraction of a millisecond, in which it serves
 /// nobody else.
 const MOST: usize = 64;
@@ -44,7 +44,16 @@ type Waiting<R> = (R, oneshot::Sender<Result<<R as Request>::Answer>>);
 #[derive(Debug)]
 struct Lane<R: Request> {
     under_way: usize,
+    /// One of those under way has not taken its requests yet.
+    gathering: bool,
     waiting: VecDeque<Waiting<R>>,
+}
+
+impl<R: Request> Lane<R> {
+    fn take(&mut self) -> Vec<Waiting<R>> {
+        let count = self.waiting.len().min(MOST);
+        self.waiting.drain(..count).collect()
+    }
 }
 
 impl<R: Request> Default for Queue<R> {
@@ -59,29 +68,39 @@ impl<R: Request> Queue<R> {
     }
 }
 
-/// Asks: at once if not much is under way, otherwise together with others.
+/// Asks: at once if nothing else is under way, otherwise together with those who ask next.
 pub(crate) async fn ask<R: Request>(conn: &Arc<Conn>, request: R) -> Result<R::Answer> {
     let name = request.lane(conn);
     let entered = {
         let mut lanes = R::queue(conn).lock();
-        let empty = || Lane { under_way: 0, waiting: VecDeque::new() };
+        let empty = || Lane { under_way: 0, gathering: false, waiting: VecDeque::new() };
         let lane = lanes.entry(name.clone()).or_insert_with(empty);
-        if lane.under_way < UNDER_WAY {
-            lane.under_way += 1;
+        if lane.under_way == 0 {
+            lane.under_way = 1;
             Ok(request)
         } else {
             let (tell, answer) = oneshot::channel();
             lane.waiting.push_back((request, tell));
-            Err(answer)
+            let gathers = !lane.gathering && lane.under_way < UNDER_WAY;
+            if gathers {
+                lane.gathering = true;
+                lane.under_way += 1;
+            }
+            Err((answer, gathers))
         }
     };
     match entered {
         Ok(request) => {
-            let _turn = Turn::<R>::of(conn, name);
+            let _turn = Turn::<R>::of(conn, name, false);
             let answers = R::exchange(conn, std::slice::from_ref(&request)).await?;
             answers.into_iter().next().ok_or_else(too_few)
         }
-        Err(answer) => answer.await.unwrap_or_else(|_| Err(ended())),
+        Err((answer, gathers)) => {
+            if gathers {
+                tokio::spawn(gather(Turn::<R>::of(conn, name, true)));
+            }
+            answer.await.unwrap_or_else(|_| Err(ended()))
+        }
     }
 }
 
@@ -89,12 +108,23 @@ pub(crate) async fn ask<R: Request>(conn: &Arc<Conn>, request: R) -> Result<R::A
 struct Turn<R: Request> {
     conn: Arc<Conn>,
     lane: String,
+    gathers: bool,
     requests: PhantomData<R>,
 }
 
 impl<R: Request> Turn<R> {
-    fn of(conn: &Arc<Conn>, lane: String) -> Self {
-        Self { conn: conn.clone(), lane, requests: PhantomData }
+    fn of(conn: &Arc<Conn>, lane: String, gathers: bool) -> Self {
+        Self { conn: conn.clone(), lane, gathers, requests: PhantomData }
+    }
+
+    /// Takes the requests that have gathered.
+    fn take(&mut self) -> Vec<Waiting<R>> {
+        self.gathers = false;
+        let mut lanes = R::queue(&self.conn).lock();
+        // it exists as long as there are turns in it
+        let Some(lane) = lanes.get_mut(&self.lane) else { return Vec::new() };
+        lane.gathering = false;
+        lane.take()
     }
 }
 
@@ -102,27 +132,38 @@ impl<R: Request> Drop for Turn<R> {
     fn drop(&mut self) {
         let batch: Vec<Waiting<R>> = {
             let mut lanes = R::queue(&self.conn).lock();
-            // it exists as long as there are turns in it
             let Some(lane) = lanes.get_mut(&self.lane) else { return };
-            if lane.waiting.is_empty() {
+            if self.gathers {
+                lane.gathering = false;
+            }
+            if lane.waiting.is_empty() || lane.gathering {
                 lane.under_way -= 1;
                 if lane.under_way == 0 {
                     lanes.remove(&self.lane);
                 }
                 return;
             }
-            let count = lane.waiting.len().min(MOST);
-            lane.waiting.drain(..count).collect()
+            lane.take()
         };
         // where the runtime has ended the batch is dropped with its turn, and so on
-        let turn = Self::of(&self.conn, std::mem::take(&mut self.lane));
+        let turn = Self::of(&self.conn, std::mem::take(&mut self.lane), false);
         if let Ok(runtime) = Handle::try_current() {
             runtime.spawn(serve(turn, batch));
         }
     }
 }
 
+/// Lets those go first who are about to ask, as do all whom one exchange has answered.
+async fn gather<R: Request>(mut turn: Turn<R>) {
+    tokio::task::yield_now().await;
+    let batch = turn.take();
+    serve(turn, batch).await;
+}
+
 async fn serve<R: Request>(turn: Turn<R>, batch: Vec<Waiting<R>>) {
+    if batch.is_empty() {
+        return;
+    }
     let (requests, waiting): (Vec<R>, Vec<_>) = batch.into_iter().unzip();
     let answers = R::exchange(&turn.conn, &requests).await;
     drop(turn);
