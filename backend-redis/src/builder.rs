@@ -15,6 +15,7 @@ use crate::check::check;
 use crate::conn::{Conn, NAME, Settings};
 use crate::error::mapped;
 use crate::keys::Keyspace;
+use crate::quorum::{Member, RedisQuorum};
 
 /// The shortest ttl of locks and claims: below it renewals have no time to arrive.
 const MIN_TTL: Duration = Duration::from_millis(500);
@@ -137,17 +138,7 @@ impl Builder {
     /// # Cancel safety
     /// Safe: nothing stays open.
     pub async fn connect(self, url: &str) -> Result<RedisBackend> {
-        let refused = |why: &str| {
-            let detail = format!("not a URL of Redis or Valkey: {why}");
-            Error::new(ErrorKind::InvalidOptions, detail).at(NAME, "connect")
-        };
-        let url = match url.strip_prefix("valkey") {
-            Some(rest) => format!("redis{rest}"),
-            None if url.starts_with("redis") => url.to_owned(),
-            None => return Err(refused("it begins with neither redis nor valkey")),
-        };
-        let config = Config::from_url(&url).map_err(|error| refused(error.details()))?;
-        self.connect_config(config).await
+        self.connect_config(config_of(url)?).await
     }
 
     /// Connects by a configuration of fred.
@@ -197,6 +188,70 @@ impl Builder {
     /// As [`connect`](Self::connect).
     pub async fn with_pool(self, pool: Pool) -> Result<RedisBackend> {
         self.with_clients(pool.clients().to_vec()).await
+    }
+
+    /// Connects to independent servers, for locks and leases by a majority of them: see
+    /// [`RedisQuorum`]. A minority may be unreachable; it is connected to when it comes back.
+    ///
+    /// # Errors
+    /// As [`connect`](Self::connect); [`ErrorKind::InvalidOptions`] for fewer than three URLs, and
+    /// for those of a cluster.
+    ///
+    /// # Cancel safety
+    /// As [`connect`](Self::connect).
+    pub async fn connect_quorum<U: AsRef<str>>(
+        self,
+        urls: impl IntoIterator<Item = U>,
+    ) -> Result<RedisQuorum> {
+        self.check_options().map_err(|error| error.at(NAME, "connect"))?;
+        let configs: Result<Vec<Config>> =
+            urls.into_iter().map(|url| config_of(url.as_ref())).collect();
+        let configs = configs?;
+        let count = configs.len();
+        if count < 3 || configs.iter().any(|config| config.server.is_clustered()) {
+            let detail = "a quorum has three independent servers or more, and no cluster";
+            return Err(Error::new(ErrorKind::InvalidOptions, detail).at(NAME, "connect"));
+        }
+        let opening = configs.into_iter().map(|config| self.open_member(config));
+        let opened = futures_util::future::join_all(opening).await;
+        let (mut members, mut failed) = (Vec::with_capacity(count), Vec::new());
+        for member in opened {
+            let (member, reached) = member.map_err(|error| error.at(NAME, "connect"))?;
+            members.push(member);
+            failed.extend(reached.err());
+        }
+        if failed.len() > (count - 1) / 2
+            && let Some(error) = failed.pop()
+        {
+            return Err(error.at(NAME, "connect"));
+        }
+        Ok(RedisQuorum::over(members, self.settings.lock_ttl))
+    }
+
+    /// A server of a quorum, and whether it could be reached. One that is reached and refused
+    /// fails.
+    async fn open_member(&self, mut config: Config) -> Result<(Member, Result<()>)> {
+        config.fail_fast = false; // it tries on
+        let (performance, connection, policy) = self.configs();
+        let client = Client::new(config, Some(performance), Some(connection), Some(policy));
+        let mut opened = Opened { clients: vec![client.clone()], tasks: vec![client.connect()] };
+        let limit = self.settings.command_limit;
+        let reached = match tokio::time::timeout(limit, client.wait_for_connect()).await {
+            Ok(Ok(())) => check(&client, limit, self.allow_eviction).await,
+            Ok(Err(error)) => Err(mapped(error)),
+            Err(_) => {
+                let detail = format!("no answer within {limit:?}");
+                Err(Error::new(ErrorKind::Unavailable, detail))
+            }
+        };
+        if let Err(error) = &reached
+            && !error.is_retryable()
+        {
+            return Err(error.clone());
+        }
+        let keys = Keyspace::new(&self.namespace, self.cluster_tag.clone(), false)?;
+        let (clients, tasks) = opened.take();
+        Ok((Member::new(Conn::new(clients, tasks, keys, self.settings.clone())), reached))
     }
 
     async fn with_clients(self, clients: Vec<Client>) -> Result<RedisBackend> {
@@ -256,6 +311,19 @@ impl Builder {
         policy.set_jitter(20);
         (performance, connection, policy)
     }
+}
+
+fn config_of(url: &str) -> Result<Config> {
+    let refused = |why: &str| {
+        let detail = format!("not a URL of Redis or Valkey: {why}");
+        Error::new(ErrorKind::InvalidOptions, detail).at(NAME, "connect")
+    };
+    let url = match url.strip_prefix("valkey") {
+        Some(rest) => format!("redis{rest}"),
+        None if url.starts_with("redis") => url.to_owned(),
+        None => return Err(refused("it begins with neither redis nor valkey")),
+    };
+    Config::from_url(&url).map_err(|error| refused(error.details()))
 }
 
 /// Clients that are closed unless they are taken.

@@ -123,7 +123,7 @@ impl ClaimDriver for Claims {
 }
 
 /// Between half of `time` and the whole of it.
-fn jittered(time: Duration) -> Duration {
+pub(crate) fn jittered(time: Duration) -> Duration {
     // 128 random bits, of which 16 are enough
     let share = (Owner::fresh().0 & 0xffff) as f64 / 131_072.0;
     time.mul_f64(0.5 + share)

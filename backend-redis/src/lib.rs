@@ -30,7 +30,8 @@
 //! - One heartbeat renews all locks and leases of the handle, in scripts of 200 keys that are
 //!   pipelined, so that the server serves others in between.
 //! - Requests for locks and leases that arrive while others are under way go out together in the
-//!   next script, as in group commit; one that comes alone goes at once. (Not in a cluster.)
+//!   next script, as in group commit; one that comes alone goes at once. (In a cluster, those of
+//!   one slot.)
 //! - A waiter first queues locally; one per process and key contends. It is woken by a message
 //!   that the release publishes (only if somebody has asked for the lock meanwhile), over one
 //!   subscription for all waiters of the handle, by sharded publish in a cluster. Messages may
@@ -105,6 +106,7 @@ mod error;
 mod keys;
 mod lease;
 mod locks;
+mod quorum;
 mod script;
 mod tx;
 mod wake;
@@ -113,6 +115,7 @@ mod writes;
 pub use backend::RedisBackend;
 pub use builder::Builder;
 pub use fred;
+pub use quorum::RedisQuorum;
 pub use tx::RedisTx;
 
 /// The commands that the server's user needs, in the form of `ACL SETUSER … +command`.

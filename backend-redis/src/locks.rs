@@ -2,7 +2,7 @@
 
 use fred::types::Value;
 use leasehold_core::backend::{LeaseTry, Owner};
-use leasehold_core::{Error, ErrorKind, FencingToken, Result};
+use leasehold_core::{FencingToken, Result};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -27,12 +27,7 @@ impl Conn {
         owner: Owner,
         ttl: Duration,
     ) -> Result<LeaseTry> {
-        let wanted = Wanted { kind, place, owner, ttl };
-        if self.keys.clustered() {
-            // a script may touch only one slot
-            return one(self.acquire_all(std::slice::from_ref(&wanted)).await?);
-        }
-        batch::ask(self, wanted).await
+        batch::ask(self, Wanted { kind, place, owner, ttl }).await
     }
 
     /// Takes locks that one script may touch.
@@ -146,22 +141,30 @@ impl Conn {
     /// Frees a lock if `owner` has it; says whether it had it. What is freed at the same time
     /// goes out together.
     pub(crate) async fn release(self: &Arc<Self>, place: Place, owner: Owner) -> Result<bool> {
-        let held = Held { place, owner };
-        if self.keys.clustered() {
-            return one(self.release_all(std::slice::from_ref(&held)).await?);
-        }
-        batch::ask(self, held).await
+        batch::ask(self, Held { place, owner }).await
+    }
+
+    /// Frees a lock if `owner` has it, without refusing what it asks for later.
+    pub(crate) async fn give_back(&self, place: Place, owner: Owner) -> Result<bool> {
+        let held = [Held { place, owner }];
+        // as short as a mark can be: the scripts know no other way
+        let freed = self.release_marked(&held, Duration::from_millis(1)).await?;
+        Ok(freed.first() == Some(&true))
     }
 
     /// Frees locks that one script may touch; says of each whether its owner had it.
     pub(crate) async fn release_all(&self, held: &[Held]) -> Result<Vec<bool>> {
+        self.release_marked(held, KEEP_MARK).await
+    }
+
+    async fn release_marked(&self, held: &[Held], mark: Duration) -> Result<Vec<bool>> {
         let Some(Held { place: first, .. }) = held.first() else {
             return Ok(Vec::new());
         };
         let words = || {
             let mut keys = Vec::with_capacity(2 * held.len());
             let mut args = Vec::with_capacity(3 + 2 * held.len());
-            args.push(millis(KEEP_MARK));
+            args.push(millis(mark));
             args.push(self.keys.publish());
             args.push(self.keys.channel(&first.tag).into());
             for Held { place, owner } in held {
@@ -204,6 +207,10 @@ impl Request for Wanted {
         &conn.acquisitions
     }
 
+    fn lane(&self, conn: &Conn) -> String {
+        lane(conn, &self.place)
+    }
+
     async fn exchange(conn: &Conn, requests: &[Self]) -> Result<Vec<LeaseTry>> {
         conn.acquire_all(requests).await
     }
@@ -214,6 +221,10 @@ impl Request for Held {
 
     fn queue(conn: &Conn) -> &Queue<Self> {
         &conn.releases
+    }
+
+    fn lane(&self, conn: &Conn) -> String {
+        lane(conn, &self.place)
     }
 
     async fn exchange(conn: &Conn, requests: &[Self]) -> Result<Vec<bool>> {
@@ -236,9 +247,9 @@ fn read(code: &Value, value: &Value) -> Option<LeaseTry> {
     }
 }
 
-fn one<T>(answers: Vec<T>) -> Result<T> {
-    let none = || Error::new(ErrorKind::Backend, "the server gave no answer to a request");
-    answers.into_iter().next().ok_or_else(none)
+/// A script may touch one slot of a cluster, and any key elsewhere.
+fn lane(conn: &Conn, place: &Place) -> String {
+    if conn.keys.clustered() { place.tag.clone() } else { String::new() }
 }
 
 /// By which the client is chosen.

@@ -32,6 +32,8 @@ scripts! {
     ADMIT = "admit.lua";
     /// Completes or abandons an admitted key.
     SETTLE = "settle.lua";
+    /// Gives a lock the token that the majority agreed on.
+    RAISE = "raise.lua";
     /// Applies a claim's writes and frees its locks.
     COMMIT = "commit.lua";
 }

@@ -78,6 +78,13 @@ impl Wakes {
         Err(Error::new(ErrorKind::Unavailable, detail))
     }
 
+    /// Listens to what comes once the subscription is open.
+    pub(crate) fn source(&self) -> Box<dyn WakeSource> {
+        let news = self.0.news.subscribe();
+        self.start();
+        Box::new(Source(news))
+    }
+
     /// Opens the subscription if that has not been done yet.
     pub(crate) fn start(&self) {
         self.0.task.get_or_init(|| {

@@ -169,7 +169,8 @@ impl LossSignal {
             }
             let changed = !state.settled;
             state.settled = true;
-            changed
+            // one who subscribes from here on sees it; telling nobody costs as much as telling all
+            changed && self.0.receiver_count() > 0
         });
         held
     }

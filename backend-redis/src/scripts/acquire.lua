@@ -19,15 +19,15 @@ for n = 0, #KEYS / 3 - 1 do
     else
       if not now then
         local time = redis.call('TIME')
-        now = time[1] * 1000000 + time[2]
+        now = time[1] .. string.sub('00000' .. time[2], -6)
       end
-      local token, last = now, tonumber(values[1] or '0')
-      if last >= token then token = last + 1 end
-      value = string.format('%.0f', token)
-      -- a token that is ahead of the clock is kept until the clock has caught up
-      local keep = ARGV[1]
-      if token > now then
-        keep = string.format('%.0f', keep + math.ceil((token - now) / 1000))
+      local last, keep = values[1], ARGV[1]
+      value = now
+      -- both have 16 digits for centuries, so that they compare as text
+      if last and last >= now then
+        value = string.format('%.0f', last + 1)
+        -- a token that is ahead of the clock is kept until the clock has caught up
+        keep = string.format('%.0f', keep + math.ceil((value - now) / 1000))
       end
       redis.call('SET', lastkey, value, 'PX', keep)
       redis.call('SET', lock, owner .. ':' .. value, 'PX', ttl)

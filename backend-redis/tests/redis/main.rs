@@ -15,5 +15,6 @@ mod faults;
 mod keyspace;
 mod lab;
 mod locks;
+mod quorum;
 mod tokens;
 mod wakes;

@@ -1,6 +1,6 @@
 //! The heartbeat: one task per handle that renews all its leases.
 
-use std::collections::{BTreeSet, HashMap, HashSet};
+use std::collections::{BTreeSet, HashMap};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
@@ -133,26 +133,21 @@ struct Table {
     closed: bool,
     entries: HashMap<Owner, Entry>,
     due: BTreeSet<(Instant, Owner)>,
-    by_wake_id: HashMap<u64, HashSet<Owner>>,
+    by_wake_id: BTreeSet<(u64, Owner)>,
 }
 
 impl Table {
     fn add(&mut self, entry: Entry) {
         let owner = entry.record.owner;
         self.due.insert((entry.due, owner));
-        self.by_wake_id.entry(entry.wake_id).or_default().insert(owner);
+        self.by_wake_id.insert((entry.wake_id, owner));
         self.entries.insert(owner, entry);
     }
 
     fn remove(&mut self, owner: Owner) -> Option<Entry> {
         let entry = self.entries.remove(&owner)?;
         self.due.remove(&(entry.due, owner));
-        if let Some(owners) = self.by_wake_id.get_mut(&entry.wake_id) {
-            owners.remove(&owner);
-            if owners.is_empty() {
-                self.by_wake_id.remove(&entry.wake_id);
-            }
-        }
+        self.by_wake_id.remove(&(entry.wake_id, owner));
         Some(entry)
     }
 
@@ -170,7 +165,11 @@ impl Table {
     /// Makes entries due now: the one of a wake id, or all.
     fn check(&mut self, wake_id: Option<u64>) {
         let owners: Vec<Owner> = match wake_id {
-            Some(id) => self.by_wake_id.get(&id).into_iter().flatten().copied().collect(),
+            Some(id) => self
+                .by_wake_id
+                .range((id, Owner(0))..=(id, Owner(u128::MAX)))
+                .map(|(_, owner)| *owner)
+                .collect(),
             None => self.entries.keys().copied().collect(),
         };
         for owner in owners {
