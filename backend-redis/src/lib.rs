@@ -42,6 +42,7 @@
 //!   still held. The claim is renewed while it is open ([`Builder::claim_ttl`]).
 //! - **Dedupe** entries are kept for their `retain`. An unfinished one is kept so much longer than
 //!   its `in_progress`, during which it can be taken over, or completed by its late owner.
+//! - [`RedisQuorum`] is something else: locks and leases by a majority of independent servers.
 //!
 //! # Fencing tokens
 //!

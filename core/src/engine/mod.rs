@@ -14,6 +14,7 @@ mod backoff;
 mod claim;
 mod dedupe;
 mod gate;
+mod goes_on;
 mod lease;
 mod session;
 mod wake;

@@ -14,6 +14,7 @@ use tokio::time::Instant;
 use self::heartbeat::{Beat, Entry, Heart};
 use super::backoff::{Backoff, jittered};
 use super::gate::{Gate, Permit, Turn};
+use super::goes_on::GoesOn;
 use super::wake::WakeHub;
 use super::{asked, closed};
 use crate::backend::{LeaseDriver, LeaseTry, Owner, Renewal};
@@ -176,7 +177,7 @@ impl<D: LeaseDriver> Inner<D> {
         let mut backoff = Backoff::new(Duration::from_millis(20), limits.max_poll);
         loop {
             let attempt = Self::attempt(inner.clone(), key.clone(), opts, owner, permit);
-            let pause = match tokio::spawn(attempt).await.map_err(|_| closed())? {
+            let pause = match GoesOn::new(attempt, &Handle::current()).await {
                 Outcome::Acquired(guard) => {
                     if let Some(orphan) = &mut orphan {
                         orphan.adopt();
@@ -224,7 +225,8 @@ impl<D: LeaseDriver> Inner<D> {
         }
     }
 
-    /// One try, in a task that nobody cancels: what it gave to nobody is released by its drop.
+    /// One try, which goes on when the caller is gone: what it gave to nobody is released by its
+    /// drop.
     async fn attempt(
         inner: Arc<Self>,
         key: Key,
@@ -326,13 +328,16 @@ struct Hold<D: LeaseDriver> {
 }
 
 impl<D: LeaseDriver> Hold<D> {
-    /// Stops the renewals and starts the release.
-    fn start_release(&mut self, first: Option<oneshot::Sender<Result<bool>>>) {
+    fn stop_renewals(&mut self) -> Arc<D> {
         self.released = true;
-        let record = self.record.clone();
-        record.signal.settle();
-        self.inner.heart().remove(record.owner);
-        let driver = self.inner.driver.clone();
+        self.record.signal.settle();
+        self.inner.heart().remove(self.record.owner);
+        self.inner.driver.clone()
+    }
+
+    /// Stops the renewals and starts the release.
+    fn start_release(&mut self) {
+        let (driver, record) = (self.stop_renewals(), self.record.clone());
         let until = Instant::now() + record.ttl;
         self.runtime.spawn(async move {
             let permit = record.take_permit();
@@ -340,12 +345,8 @@ impl<D: LeaseDriver> Hold<D> {
             let (key, insist) = (record.key.clone(), Insist::UntilAnswered);
             let release = free(driver, key, record.owner, until, insist, Some(tell));
             let report = async move {
-                if let Ok(outcome) = told.await {
-                    drop(permit);
-                    if let Some(first) = first {
-                        drop(first.send(outcome)); // nobody waits for it any more
-                    }
-                }
+                drop(told.await); // freed, or at least tried
+                drop(permit);
             };
             tokio::join!(release, report);
         });
@@ -386,9 +387,21 @@ impl<D: LeaseDriver> LeaseHold for Hold<D> {
     }
 
     async fn release(&mut self) -> Result<()> {
-        let (first, outcome) = oneshot::channel();
-        self.start_release(Some(first));
-        let released = outcome.await.unwrap_or_else(|_| Err(closed()));
+        let (driver, record) = (self.stop_renewals(), self.record.clone());
+        let until = Instant::now() + record.ttl;
+        let release = async move {
+            let permit = record.take_permit();
+            let Record { key, owner, .. } = &*record;
+            let limit = driver.limits().answer;
+            let outcome = limited(limit, driver.release(key, *owner)).await;
+            drop(permit);
+            if outcome.as_ref().is_err_and(Error::is_retryable) {
+                let (key, insist) = (key.clone(), Insist::UntilAnswered);
+                tokio::spawn(free(driver, key, *owner, until, insist, None));
+            }
+            outcome
+        };
+        let released = GoesOn::new(release, &self.runtime).await;
         match released.map_err(|error| self.error("release", error))? {
             true => Ok(()),
             false => Err(self.taken("release")),
@@ -405,7 +418,7 @@ impl<D: LeaseDriver> LeaseHold for Hold<D> {
 impl<D: LeaseDriver> Drop for Hold<D> {
     fn drop(&mut self) {
         if !self.released {
-            self.start_release(None);
+            self.start_release();
         }
     }
 }
