@@ -175,7 +175,8 @@ impl<D: LeaseDriver> Inner<D> {
         let mut registration = None;
         let mut backoff = Backoff::new(Duration::from_millis(20), limits.max_poll);
         loop {
-            let attempt = Self::attempt(inner.clone(), key.clone(), opts, owner, permit);
+            let waits = registration.is_some();
+            let attempt = Self::attempt(inner.clone(), key.clone(), opts, owner, waits, permit);
             let pause = match tokio::spawn(attempt).await.map_err(|_| closed())? {
                 Outcome::Acquired(guard) => {
                     if let Some(orphan) = &mut orphan {
@@ -230,11 +231,17 @@ impl<D: LeaseDriver> Inner<D> {
         key: Key,
         opts: LeaseOptions,
         owner: Owner,
+        waits: bool,
         permit: Permit<Turn<Key>>,
     ) -> Outcome<D> {
         let sent = Instant::now();
-        let limit = inner.driver.limits().answer;
-        let token = match limited(limit, inner.driver.acquire(&key, owner, opts.ttl)).await {
+        let driver = &inner.driver;
+        let request = if waits {
+            driver.acquire_waiting(&key, owner, opts.ttl)
+        } else {
+            driver.acquire(&key, owner, opts.ttl)
+        };
+        let token = match limited(driver.limits().answer, request).await {
             Ok(LeaseTry::Acquired(token)) => token,
             Ok(LeaseTry::Busy { expires_in }) => return Outcome::Busy(permit, expires_in),
             Err(error) => {
