@@ -134,6 +134,14 @@ impl MySqlBuilder {
         self
     }
 
+    /// How often, at least, a waiter for a lease tries that nobody woke: the fallback for a lost
+    /// wake-up; default 1 s.
+    #[must_use]
+    pub fn max_poll(mut self, poll: Duration) -> Self {
+        self.lease.max_poll = poll;
+        self
+    }
+
     /// A handle with a pool of its own.
     ///
     /// # Errors
@@ -197,13 +205,14 @@ impl MySqlBuilder {
             let sessions = Sessions::new(store.clone(), self.session);
             (Locks::User(SessionEngine::new(sessions)), Means::UserLocks)
         } else {
-            let leases = Leases::new(store.clone(), Kind::LeasedLock, self.lease);
+            let leases = Leases::new(store.clone(), Kind::LeasedLock, self.lease, false);
             let engine = LeaseEngine::new(leases);
             (Locks::Leased(engine, self.leased_lock_ttl), Means::Rows)
         };
+        let leases = Leases::new(store.clone(), Kind::Lease, self.lease, self.user_locks);
         Ok(MySqlBackend {
             locks,
-            leases: LeaseEngine::new(Leases::new(store.clone(), Kind::Lease, self.lease)),
+            leases: LeaseEngine::new(leases),
             claims: ClaimEngine::new(Claims::new(store.clone(), means)),
             dedupe: DedupeEngine::new(Dedupes::new(store.clone())),
             store,

@@ -9,6 +9,7 @@ mod fleet;
 mod rows_and_tables;
 mod scale;
 mod sessions;
+mod waiters;
 
 use std::collections::HashMap;
 use std::error::Error;
@@ -59,8 +60,14 @@ fn main() -> ExitCode {
     let mut args = Arguments::from_args();
     // they mostly wait
     args.test_threads.get_or_insert(8);
-    let tables =
-        [sessions::TESTS, claims::TESTS, rows_and_tables::TESTS, fleet::TESTS, scale::TESTS];
+    let tables = [
+        sessions::TESTS,
+        claims::TESTS,
+        rows_and_tables::TESTS,
+        waiters::TESTS,
+        fleet::TESTS,
+        scale::TESTS,
+    ];
     let kinds = [Kind::MySql, Kind::MariaDb].into_iter();
     let trials = kinds
         .filter(|kind| support::is_meant(*kind))
