@@ -15,6 +15,7 @@ use crate::error::{BACKEND, mapped};
 use crate::flavour::{Facts, Flavour};
 use crate::lease::Leases;
 use crate::names::{Kind, MAX_NAMESPACE};
+use crate::probe;
 use crate::schema;
 use crate::session::Sessions;
 use crate::store::{Store, Tables, own_pool};
@@ -166,7 +167,8 @@ impl MySqlBuilder {
     /// # Errors
     /// [`ErrorKind::Unavailable`] if the server cannot be reached or is read-only,
     /// [`ErrorKind::Unsupported`] if it is too old, or has no (or only node-local) user-level locks
-    /// and they were not turned off, [`ErrorKind::Schema`] if the tables are of another version,
+    /// and they were not turned off, or gives one to two sessions or keeps it after its session has
+    /// ended, [`ErrorKind::Schema`] if the tables are of another version,
     /// [`ErrorKind::InvalidOptions`] for a bad option.
     ///
     /// # Cancel safety
@@ -188,6 +190,9 @@ impl MySqlBuilder {
         let facts = Facts::read(&mut conn).await?;
         facts.check(self.user_locks)?;
         schema::check_version(&mut conn, &tables).await?;
+        if self.user_locks {
+            probe::check(&mut conn, opts.clone()).await?;
+        }
         drop(conn.disconnect().await); // it has done its work
         self.session.max_held = self.max_held.unwrap_or(match facts.info.flavour {
             Flavour::MySql => 10_000,

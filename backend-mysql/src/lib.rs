@@ -76,7 +76,9 @@
 //! and tied to one backend session behind `ProxySQL`, Vitess and other multiplexers. Where that is
 //! recognised, a handle is refused unless it is built
 //! [`without_user_locks`](MySqlBuilder::without_user_locks): then claims lock rows and named locks
-//! are leases. Compatible servers that are not tested may keep a lock after its session has ended.
+//! are leases. Compatible servers and poolers may give a lock to two sessions, or keep it after its
+//! session has ended: a handle tries that when it is made (on one more connection, for a moment), and
+//! is refused where it is so.
 //!
 //! Locks die with the primary: after a failover everybody starts anew, and an asynchronous replica
 //! may lack the last tokens.
@@ -97,6 +99,7 @@ mod flavour;
 mod lease;
 mod listen;
 mod names;
+mod probe;
 mod rows;
 mod schema;
 mod session;

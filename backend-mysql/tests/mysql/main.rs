@@ -6,6 +6,7 @@ mod support;
 
 mod claims;
 mod fleet;
+mod probe;
 mod rows_and_tables;
 mod scale;
 mod sessions;
@@ -65,6 +66,7 @@ fn main() -> ExitCode {
         claims::TESTS,
         rows_and_tables::TESTS,
         waiters::TESTS,
+        probe::TESTS,
         fleet::TESTS,
         scale::TESTS,
     ];
