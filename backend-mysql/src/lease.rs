@@ -12,9 +12,9 @@ use mysql_async::prelude::Queryable;
 use mysql_async::{Transaction, TxOpts};
 
 use crate::bell::Bell;
-use crate::error::{BACKEND, code, is_transient, mapped, server_code};
+use crate::error::{BACKEND, code, is_gone, is_transient, mapped, server_code};
 use crate::names::{Kind, hex};
-use crate::store::{NOW, Store, Tables};
+use crate::store::{DEAD, NOW, Store, Tables, retried};
 use crate::wake::Lookout;
 
 /// Takes, renews and frees leases.
@@ -103,10 +103,16 @@ impl Leases {
             ttl.into(),
         ]);
         let mut conn = self.store.own.get_conn().await.map_err(mapped)?;
-        let mut tries = 0;
+        let (mut tries, mut dead) = (0, 0);
         let answer = loop {
             match conn.exec_drop(self.acquire.as_str(), params.clone()).await {
                 Ok(()) => break conn.last_insert_id(),
+                // if it was taken all the same, the owner is known again
+                Err(error) if is_gone(&error) && dead < DEAD => {
+                    dead += 1;
+                    drop(conn); // it may be the only one
+                    conn = self.store.own.get_conn().await.map_err(mapped)?;
+                }
                 Err(error) => match server_code(&error) {
                     // somebody's `verify` keeps the row
                     Some(code::LOCK_WAIT_TIMEOUT) => {
@@ -258,11 +264,31 @@ impl LeaseDriver for Leases {
              WHERE id = ? AND owner = ?"
         );
         let params = (self.row(key).to_vec(), owner_bytes(owner).to_vec());
-        let done = self.store.exec(&free, params.into()).await?;
-        if done.changed > 0 && done.last_id.is_some() {
-            self.bell.ring();
+        let (mut dead, mut unknown) = (0, None);
+        loop {
+            let mut conn = self.store.own.get_conn().await.map_err(mapped)?;
+            match retried!(conn.exec_drop(free.as_str(), params.clone())) {
+                Ok(()) if conn.affected_rows() > 0 => {
+                    if conn.last_insert_id().is_some() {
+                        self.bell.ring();
+                    }
+                    return Ok(true);
+                }
+                Ok(()) => {
+                    let Some(error) = unknown else {
+                        return Ok(false);
+                    };
+                    // the one whose answer is lost may have freed it
+                    self.bell.ring();
+                    return Err(mapped(error));
+                }
+                Err(error) if is_gone(&error) && dead < DEAD => {
+                    dead += 1;
+                    unknown = Some(error);
+                }
+                Err(error) => return Err(mapped(error)),
+            }
         }
-        Ok(done.changed > 0)
     }
 
     async fn verify(&self, key: &Key, owner: Owner, tx: &mut (dyn Any + Send)) -> Result<()> {

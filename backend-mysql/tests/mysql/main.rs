@@ -10,6 +10,8 @@ mod probe;
 mod rows_and_tables;
 mod scale;
 mod sessions;
+#[cfg(any(feature = "rustls", feature = "native-tls"))]
+mod tls;
 mod waiters;
 
 use std::collections::HashMap;
@@ -61,12 +63,14 @@ fn main() -> ExitCode {
     let mut args = Arguments::from_args();
     // they mostly wait
     args.test_threads.get_or_insert(8);
-    let tables = [
+    let tables: &[&[(&str, Run)]] = &[
         sessions::TESTS,
         claims::TESTS,
         rows_and_tables::TESTS,
         waiters::TESTS,
         probe::TESTS,
+        #[cfg(any(feature = "rustls", feature = "native-tls"))]
+        tls::TESTS,
         fleet::TESTS,
         scale::TESTS,
     ];

@@ -22,6 +22,7 @@ crate::tests!("waiters":
     listeners_are_few_and_the_rest_is_polled,
     only_who_waits_marks_a_lease,
     nothing_is_left_of_bells_and_listeners,
+    dead_idle_connections_fail_no_call,
 );
 
 /// How seldom a waiter tries by itself.
@@ -246,6 +247,37 @@ async fn nothing_is_left_of_bells_and_listeners(harness: Arc<MySqlHarness>) -> V
             .await?;
         }
         ensure!(harness.leftovers(&namespace).await?.is_empty(), "something is left behind");
+    }
+    Ok(())
+}
+
+/// The server ends all connections of a handle, as by a restart: neither the release nor the next
+/// acquisition fails for those that were idle in the pool.
+async fn dead_idle_connections_fail_no_call(harness: Arc<MySqlHarness>) -> Verdict {
+    let namespace = namespace();
+    for connections in [1, 8] {
+        let builder = harness.builder(&namespace).own_connections(connections);
+        let (backend, link) = harness.open_with(&namespace, builder, 2).await?;
+        let backend = Arc::new(backend);
+        let mut tasks = tokio::task::JoinSet::new();
+        for n in 0..32 {
+            let backend = backend.clone();
+            tasks.spawn(async move { backend.lease(&key(&format!("k{n}")), held()).await });
+        }
+        let mut leases = Vec::new();
+        while let Some(done) = tasks.join_next().await {
+            leases.push(done??.ok_or("not free")?);
+        }
+        for lease in leases.drain(..2) {
+            link.end_sessions().await?;
+            lease.release().await?;
+        }
+        link.end_sessions().await?;
+        drop(backend.lease(&key("more"), held()).await?.ok_or("not free")?);
+        for lease in leases {
+            lease.release().await?;
+        }
+        backend.close().await?;
     }
     Ok(())
 }

@@ -125,6 +125,11 @@ impl MySqlHarness {
         self.kind
     }
 
+    /// Whether the environment names the server.
+    pub(crate) fn is_given(&self) -> bool {
+        std::env::var(self.kind.variable()).is_ok_and(|url| !url.is_empty())
+    }
+
     pub(crate) fn url(&self) -> &str {
         &self.url
     }
