@@ -10,7 +10,7 @@ mod probe;
 mod rows_and_tables;
 mod scale;
 mod sessions;
-#[cfg(any(feature = "rustls", feature = "native-tls"))]
+#[cfg(feature = "rustls")]
 mod tls;
 mod waiters;
 
@@ -69,7 +69,7 @@ fn main() -> ExitCode {
         rows_and_tables::TESTS,
         waiters::TESTS,
         probe::TESTS,
-        #[cfg(any(feature = "rustls", feature = "native-tls"))]
+        #[cfg(feature = "rustls")]
         tls::TESTS,
         fleet::TESTS,
         scale::TESTS,
