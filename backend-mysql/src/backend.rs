@@ -177,10 +177,20 @@ impl Backend for MySqlBackend {
                     engine.close().await;
                     Ok(())
                 }
-                Locks::Leased(engine, _) => engine.close().await,
+                Locks::Leased(engine, _) => {
+                    let closed = engine.close().await;
+                    engine.driver().end();
+                    closed
+                }
             }
         };
-        let (locks, leases) = tokio::join!(locks, self.leases.close());
+        let leases = async {
+            let closed = self.leases.close().await;
+            // the end of the bell wakes those who wait for the leases that were just freed
+            self.leases.driver().end();
+            closed
+        };
+        let (locks, leases) = tokio::join!(locks, leases);
         // Another close must not take the pool from the releases of the first. If that one was
         // cancelled, the connections end when they are idle or the handle is dropped.
         if !first {

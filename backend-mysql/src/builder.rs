@@ -15,6 +15,7 @@ use crate::error::{BACKEND, mapped};
 use crate::flavour::{Facts, Flavour};
 use crate::lease::Leases;
 use crate::names::{Kind, MAX_NAMESPACE};
+use crate::probe;
 use crate::schema;
 use crate::session::Sessions;
 use crate::store::{Store, Tables, own_pool};
@@ -134,6 +135,14 @@ impl MySqlBuilder {
         self
     }
 
+    /// How often, at least, a waiter for a lease tries that nobody woke: the fallback for a lost
+    /// wake-up; default 1 s.
+    #[must_use]
+    pub fn max_poll(mut self, poll: Duration) -> Self {
+        self.lease.max_poll = poll;
+        self
+    }
+
     /// A handle with a pool of its own.
     ///
     /// # Errors
@@ -158,7 +167,8 @@ impl MySqlBuilder {
     /// # Errors
     /// [`ErrorKind::Unavailable`] if the server cannot be reached or is read-only,
     /// [`ErrorKind::Unsupported`] if it is too old, or has no (or only node-local) user-level locks
-    /// and they were not turned off, [`ErrorKind::Schema`] if the tables are of another version,
+    /// and they were not turned off, or gives one to two sessions or keeps it after its session has
+    /// ended, [`ErrorKind::Schema`] if the tables are of another version,
     /// [`ErrorKind::InvalidOptions`] for a bad option.
     ///
     /// # Cancel safety
@@ -180,6 +190,9 @@ impl MySqlBuilder {
         let facts = Facts::read(&mut conn).await?;
         facts.check(self.user_locks)?;
         schema::check_version(&mut conn, &tables).await?;
+        if self.user_locks {
+            probe::check(&mut conn, opts.clone()).await?;
+        }
         drop(conn.disconnect().await); // it has done its work
         self.session.max_held = self.max_held.unwrap_or(match facts.info.flavour {
             Flavour::MySql => 10_000,
@@ -197,13 +210,14 @@ impl MySqlBuilder {
             let sessions = Sessions::new(store.clone(), self.session);
             (Locks::User(SessionEngine::new(sessions)), Means::UserLocks)
         } else {
-            let leases = Leases::new(store.clone(), Kind::LeasedLock, self.lease);
+            let leases = Leases::new(store.clone(), Kind::LeasedLock, self.lease, false);
             let engine = LeaseEngine::new(leases);
             (Locks::Leased(engine, self.leased_lock_ttl), Means::Rows)
         };
+        let leases = Leases::new(store.clone(), Kind::Lease, self.lease, self.user_locks);
         Ok(MySqlBackend {
             locks,
-            leases: LeaseEngine::new(Leases::new(store.clone(), Kind::Lease, self.lease)),
+            leases: LeaseEngine::new(leases),
             claims: ClaimEngine::new(Claims::new(store.clone(), means)),
             dedupe: DedupeEngine::new(Dedupes::new(store.clone())),
             store,

@@ -47,6 +47,11 @@ pub(crate) fn is_interrupted(error: &DbError) -> bool {
     )
 }
 
+/// Whether the connection is gone; what the statement did is not known.
+pub(crate) fn is_gone(error: &DbError) -> bool {
+    matches!(error, DbError::Io(_) | DbError::Driver(DriverError::ConnectionClosed))
+}
+
 /// Ours, with the driver's as the source. The driver's messages hold no password.
 pub(crate) fn mapped(error: DbError) -> Error {
     let (kind, detail) = describe(&error);

@@ -11,9 +11,10 @@ use leasehold_core::{Error, ErrorKind, FencingToken, Key, LossReason, Result};
 use mysql_async::prelude::Queryable;
 use mysql_async::{Transaction, TxOpts};
 
-use crate::error::{BACKEND, code, is_transient, mapped, server_code};
+use crate::bell::Bell;
+use crate::error::{BACKEND, code, is_gone, is_transient, mapped, server_code};
 use crate::names::{Kind, hex};
-use crate::store::{NOW, Store, Tables};
+use crate::store::{DEAD, NOW, Store, Tables, retried};
 use crate::wake::Lookout;
 
 /// Takes, renews and frees leases.
@@ -23,19 +24,22 @@ pub(crate) struct Leases {
     kind: Kind,
     limits: LeaseLimits,
     acquire: String,
+    bell: Bell,
     lookout: Arc<Lookout>,
 }
 
 impl Leases {
-    pub(crate) fn new(store: Arc<Store>, kind: Kind, limits: LeaseLimits) -> Self {
+    /// With `push`, waiters are woken by user-level locks.
+    pub(crate) fn new(store: Arc<Store>, kind: Kind, limits: LeaseLimits, push: bool) -> Self {
         let Tables { lease, meta, .. } = &store.tables;
         // The last insert id carries the answer: twice the token and one if it is ours, otherwise
         // twice the microseconds until it expires. Assignments are done from left to right, and see
         // those before them: after that of the owner, it is ours if it was taken. The shared lock
         // on the floor keeps a purge from deleting the row between the read and the insert.
         let acquire = format!(
-            "INSERT INTO {lease} (id, scope, name, owner, token, ttl, expires) \
-             SELECT ?, ?, ?, ?, (LAST_INSERT_ID((floor + 1) * 2 + 1) - 1) DIV 2, ?, {NOW} + ? \
+            "INSERT INTO {lease} (id, scope, name, owner, token, ttl, expires, bell, awaited) \
+             SELECT ?, ?, ?, ?, (LAST_INSERT_ID((floor + 1) * 2 + 1) - 1) DIV 2, ?, {NOW} + ?, \
+                ?, 0 \
              FROM {meta} WHERE {meta}.id = 1 LOCK IN SHARE MODE \
              ON DUPLICATE KEY UPDATE \
              token = IF({lease}.owner = ? AND {lease}.expires > {NOW}, \
@@ -45,22 +49,97 @@ impl Leases {
                     {lease}.token + 0 * LAST_INSERT_ID(({lease}.expires - {NOW}) * 2))), \
              owner = IF({lease}.expires <= {NOW}, ?, {lease}.owner), \
              ttl = IF({lease}.owner = ?, ?, {lease}.ttl), \
+             bell = IF({lease}.owner = ?, ?, {lease}.bell), \
+             awaited = IF({lease}.owner = ?, {lease}.awaited, GREATEST({lease}.awaited, ?)), \
              expires = IF({lease}.owner = ?, {NOW} + ?, {lease}.expires)"
         );
-        Self { lookout: Arc::new(Lookout::new(store.clone())), store, kind, limits, acquire }
+        let bell = if push { Bell::new(store.clone()) } else { Bell::none() };
+        let lookout = Arc::new(Lookout::new(store.clone(), limits.max_poll));
+        Self { store, kind, limits, acquire, bell, lookout }
+    }
+
+    /// Closes what wakes waiters.
+    pub(crate) fn end(&self) {
+        self.bell.end();
+        self.lookout.end();
     }
 
     fn row(&self, key: &Key) -> [u8; 32] {
         self.store.row(self.kind, key)
     }
 
-    /// The condition of being held, to be looked up by the primary key: a scan would lock others. An owner is of one acquisition, so no pair of an id and
-    /// another one's owner can match.
+    /// The condition of being held, to be looked up by the primary key: a scan would lock others.
+    /// An owner is of one acquisition, so no pair of an id and another one's owner can match.
     fn mine(&self, renewals: &[Renewal]) -> String {
         let ids: Vec<String> = renewals.iter().map(|r| hex(&self.row(&r.key))).collect();
         let owners: Vec<String> = renewals.iter().map(|r| hex(&owner_bytes(r.owner))).collect();
         let (ids, owners) = (ids.join(","), owners.join(","));
         format!("id IN ({ids}) AND owner IN ({owners}) AND expires > {NOW}")
+    }
+
+    /// Marks it as awaited if it `waits` and somebody else holds it.
+    async fn take(&self, key: &Key, owner: Owner, ttl: Duration, waits: bool) -> Result<LeaseTry> {
+        let id = self.row(key);
+        let bytes = owner_bytes(owner);
+        let ttl = micros(ttl);
+        let bell = self.bell.number();
+        let params = mysql_async::Params::Positional(vec![
+            id.into_value(),
+            self.store.namespace.as_bytes().into_value(),
+            key.as_str().as_bytes().into_value(),
+            bytes.into_value(),
+            ttl.into(),
+            ttl.into(),
+            bell.into(),
+            bytes.into_value(),
+            bytes.into_value(),
+            bytes.into_value(),
+            ttl.into(),
+            bytes.into_value(),
+            bell.into(),
+            bytes.into_value(),
+            u8::from(waits).into(),
+            bytes.into_value(),
+            ttl.into(),
+        ]);
+        let mut conn = self.store.own.get_conn().await.map_err(mapped)?;
+        let (mut tries, mut dead) = (0, 0);
+        let answer = loop {
+            match conn.exec_drop(self.acquire.as_str(), params.clone()).await {
+                Ok(()) => break conn.last_insert_id(),
+                // if it was taken all the same, the owner is known again
+                Err(error) if is_gone(&error) && dead < DEAD => {
+                    dead += 1;
+                    drop(conn); // it may be the only one
+                    conn = self.store.own.get_conn().await.map_err(mapped)?;
+                }
+                Err(error) => match server_code(&error) {
+                    // somebody's `verify` keeps the row
+                    Some(code::LOCK_WAIT_TIMEOUT) => {
+                        let expires_in = Duration::from_millis(50);
+                        return Ok(LeaseTry::Busy { expires_in });
+                    }
+                    Some(code::DEADLOCK) if tries < 10 => tries += 1,
+                    _ => return Err(mapped(error)),
+                },
+            }
+        };
+        match answer {
+            Some(answer) if answer % 2 == 1 => {
+                self.bell.hang();
+                Ok(LeaseTry::Acquired(FencingToken(answer / 2)))
+            }
+            Some(answer) => {
+                if waits {
+                    self.lookout.look_for(id, self.wake_id(key));
+                }
+                let expires_in = Duration::from_micros(answer / 2);
+                Ok(LeaseTry::Busy { expires_in })
+            }
+            None => {
+                Err(Error::new(ErrorKind::Schema, "the row of the floor is missing: run migrate"))
+            }
+        }
     }
 
     /// Renews in one statement that does not wait for a row: a renewal must not be late because of
@@ -142,50 +221,11 @@ impl LeaseDriver for Leases {
     }
 
     async fn acquire(&self, key: &Key, owner: Owner, ttl: Duration) -> Result<LeaseTry> {
-        let id = self.row(key);
-        let bytes = owner_bytes(owner);
-        let ttl = micros(ttl);
-        let params = mysql_async::Params::Positional(vec![
-            id.into_value(),
-            self.store.namespace.as_bytes().into_value(),
-            key.as_str().as_bytes().into_value(),
-            bytes.into_value(),
-            ttl.into(),
-            ttl.into(),
-            bytes.into_value(),
-            bytes.into_value(),
-            bytes.into_value(),
-            ttl.into(),
-            bytes.into_value(),
-            ttl.into(),
-        ]);
-        let mut conn = self.store.own.get_conn().await.map_err(mapped)?;
-        let mut tries = 0;
-        let answer = loop {
-            match conn.exec_drop(self.acquire.as_str(), params.clone()).await {
-                Ok(()) => break conn.last_insert_id(),
-                Err(error) => match server_code(&error) {
-                    // somebody's `verify` keeps the row
-                    Some(code::LOCK_WAIT_TIMEOUT) => {
-                        let expires_in = Duration::from_millis(50);
-                        return Ok(LeaseTry::Busy { expires_in });
-                    }
-                    Some(code::DEADLOCK) if tries < 10 => tries += 1,
-                    _ => return Err(mapped(error)),
-                },
-            }
-        };
-        match answer {
-            Some(answer) if answer % 2 == 1 => Ok(LeaseTry::Acquired(FencingToken(answer / 2))),
-            Some(answer) => {
-                self.lookout.look_for(id, self.wake_id(key));
-                let expires_in = Duration::from_micros(answer / 2);
-                Ok(LeaseTry::Busy { expires_in })
-            }
-            None => {
-                Err(Error::new(ErrorKind::Schema, "the row of the floor is missing: run migrate"))
-            }
-        }
+        self.take(key, owner, ttl, false).await
+    }
+
+    async fn acquire_waiting(&self, key: &Key, owner: Owner, ttl: Duration) -> Result<LeaseTry> {
+        self.take(key, owner, ttl, true).await
     }
 
     async fn renew(&self, renewals: &[Renewal]) -> Result<Vec<bool>> {
@@ -218,10 +258,37 @@ impl LeaseDriver for Leases {
 
     async fn release(&self, key: &Key, owner: Owner) -> Result<bool> {
         let lease = &self.store.tables.lease;
-        // the row keeps the token until it is purged
-        let free = format!("UPDATE {lease} SET owner = '', expires = 0 WHERE id = ? AND owner = ?");
+        // the row keeps the token until it is purged; the last insert id tells that it was awaited
+        let free = format!(
+            "UPDATE {lease} SET owner = '', expires = 0, awaited = 0 * LAST_INSERT_ID(awaited) \
+             WHERE id = ? AND owner = ?"
+        );
         let params = (self.row(key).to_vec(), owner_bytes(owner).to_vec());
-        Ok(self.store.exec(&free, params.into()).await?.changed > 0)
+        let (mut dead, mut unknown) = (0, None);
+        loop {
+            let mut conn = self.store.own.get_conn().await.map_err(mapped)?;
+            match retried!(conn.exec_drop(free.as_str(), params.clone())) {
+                Ok(()) if conn.affected_rows() > 0 => {
+                    if conn.last_insert_id().is_some() {
+                        self.bell.ring();
+                    }
+                    return Ok(true);
+                }
+                Ok(()) => {
+                    let Some(error) = unknown else {
+                        return Ok(false);
+                    };
+                    // the one whose answer is lost may have freed it
+                    self.bell.ring();
+                    return Err(mapped(error));
+                }
+                Err(error) if is_gone(&error) && dead < DEAD => {
+                    dead += 1;
+                    unknown = Some(error);
+                }
+                Err(error) => return Err(mapped(error)),
+            }
+        }
     }
 
     async fn verify(&self, key: &Key, owner: Owner, tx: &mut (dyn Any + Send)) -> Result<()> {

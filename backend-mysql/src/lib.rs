@@ -49,11 +49,19 @@
 //!
 //! **Leases and dedupe** go over a few connections of their own, so that a renewal never waits for
 //! one of the caller's. Every statement goes by the server's clock in UTC, whatever the session's
-//! time zone. Neither server has a push: one task per handle looks at all leases that its waiters
-//! found busy, in one statement, at pauses of 5 ms growing to 100 ms; a waiter that is not woken
-//! tries every second. [`verify`](leasehold_core::LeaseGuard::verify) keeps the lease's row locked
-//! until the transaction ends; it is not renewed meanwhile, so keep guarded transactions well below
-//! the ttl.
+//! time zone. [`verify`](leasehold_core::LeaseGuard::verify) keeps the lease's row locked until the
+//! transaction ends; it is not renewed meanwhile, so keep guarded transactions well below the ttl.
+//!
+//! *Waiting for a lease.* Neither server has a push, so user-level locks stand in for it. A handle
+//! that has had a lease keeps a *bell*, a lock on a connection of its own, which its leases' rows
+//! name. Who waits marks the row as awaited, in the statement that found it busy, and waits on the
+//! server for the bell. The statement that releases an awaited lease says so, and the holder lets
+//! go of its bell for a moment: every handle that waits gets it, passes it on, looks at the leases
+//! that it waits for in one statement and tries those that are free. A handle waits for the bells
+//! of at most four others at once. For those of more, after a lost bell, and without user-level
+//! locks it looks at pauses of 5 ms growing to 100 ms; otherwise at such of up to
+//! [`max_poll`](MySqlBuilder::max_poll), lest a ring was lost. There is no load while nobody waits.
+//! The lease of a dead holder is tried for the moment it expires.
 //!
 //! # Names and namespaces
 //!
@@ -68,7 +76,9 @@
 //! and tied to one backend session behind `ProxySQL`, Vitess and other multiplexers. Where that is
 //! recognised, a handle is refused unless it is built
 //! [`without_user_locks`](MySqlBuilder::without_user_locks): then claims lock rows and named locks
-//! are leases. Compatible servers that are not tested may keep a lock after its session has ended.
+//! are leases. Compatible servers and poolers may give a lock to two sessions, or keep it after its
+//! session has ended: a handle tries that when it is made (on one more connection, for a moment), and
+//! is refused where it is so.
 //!
 //! Locks die with the primary: after a failover everybody starts anew, and an asynchronous replica
 //! may lack the last tokens.
@@ -80,13 +90,16 @@
 //! their own share round trips.
 
 mod backend;
+mod bell;
 mod builder;
 mod claim;
 mod dedupe;
 mod error;
 mod flavour;
 mod lease;
+mod listen;
 mod names;
+mod probe;
 mod rows;
 mod schema;
 mod session;

@@ -11,7 +11,7 @@ use crate::store::{NOW, Store, Tables, retried};
 /// `leasehold_`.
 pub const SCHEMA: &str = include_str!("schema.sql");
 /// What this program knows.
-const VERSION: u32 = 1;
+const VERSION: u32 = 2;
 /// Rows that one statement deletes.
 const BATCH: u64 = 1_000;
 /// The sequence keeps its last rows, and the row of a claim lives so long; microseconds.

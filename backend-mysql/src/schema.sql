@@ -11,7 +11,7 @@ CREATE TABLE IF NOT EXISTS `leasehold_meta` (
     floor BIGINT UNSIGNED NOT NULL
 ) ENGINE = InnoDB;
 
-INSERT IGNORE INTO `leasehold_meta` (id, version, floor) VALUES (1, 1, 0);
+INSERT IGNORE INTO `leasehold_meta` (id, version, floor) VALUES (1, 2, 0);
 
 CREATE TABLE IF NOT EXISTS `leasehold_lease` (
     id BINARY(32) NOT NULL PRIMARY KEY,
@@ -22,6 +22,9 @@ CREATE TABLE IF NOT EXISTS `leasehold_lease` (
     token BIGINT UNSIGNED NOT NULL,
     ttl BIGINT NOT NULL,
     expires BIGINT NOT NULL,
+    -- the holder's bell, a user-level lock, and whether the release must ring it
+    bell BIGINT UNSIGNED NOT NULL,
+    awaited TINYINT UNSIGNED NOT NULL,
     KEY by_expiry (expires, token)
 ) ENGINE = InnoDB;
 

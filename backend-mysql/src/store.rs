@@ -20,6 +20,10 @@ pub(crate) const NOW: &str = "TIMESTAMPDIFF(MICROSECOND, '1970-01-01', UTC_TIMES
 /// How often a statement is sent again after the server rolled it back.
 pub(crate) const TRIES: u32 = 10;
 
+/// How many connections of the pool may turn out to be dead before a call fails for it: after a
+/// restart of the server, all that were idle are.
+pub(crate) const DEAD: u32 = 16;
+
 /// Evaluates a future's expression again after the server's deadlocks and lock-wait time-outs.
 macro_rules! retried {
     ($work:expr) => {{

@@ -258,6 +258,12 @@ pub trait LeaseDriver: Debug + Send + Sync + 'static {
     /// Takes the lease if it is free, expired, or already owned by `owner` (a repeated request).
     async fn acquire(&self, key: &Key, owner: Owner, ttl: Duration) -> Result<LeaseTry>;
 
+    /// As [`acquire`](Self::acquire), for one who waits if somebody else holds it: a store where
+    /// the holder must know that somebody waits notes it in the same statement.
+    async fn acquire_waiting(&self, key: &Key, owner: Owner, ttl: Duration) -> Result<LeaseTry> {
+        self.acquire(key, owner, ttl).await
+    }
+
     /// Renews those that are still owned and not expired; says of each whether it was.
     async fn renew(&self, renewals: &[Renewal]) -> Result<Vec<bool>>;
 

@@ -328,7 +328,7 @@ async fn a_store_without_push_is_polled() {
     assert!(released.elapsed() <= LeaseLimits::default().max_poll);
 }
 
-/// Grants every key but one, and cannot renew another.
+/// Grants every key but one, cannot renew another, and gives a third to who waits.
 #[derive(Debug)]
 struct OneStuck;
 
@@ -341,7 +341,15 @@ impl LeaseDriver for OneStuck {
     async fn acquire(&self, key: &Key, _: Owner, _: Duration) -> Result<LeaseTry> {
         match key.as_str() {
             "unreachable" => Err(Error::new(ErrorKind::Unavailable, "the pool is closed")),
+            "awaited" => Ok(LeaseTry::Busy { expires_in: secs(60) }),
             _ => Ok(LeaseTry::Acquired(FencingToken(1))),
+        }
+    }
+
+    async fn acquire_waiting(&self, key: &Key, owner: Owner, ttl: Duration) -> Result<LeaseTry> {
+        match key.as_str() {
+            "awaited" => Ok(LeaseTry::Acquired(FencingToken(2))),
+            _ => self.acquire(key, owner, ttl).await,
         }
     }
 
@@ -382,6 +390,15 @@ async fn a_lease_that_cannot_be_renewed_is_lost_alone() {
     assert_eq!(stuck.lost().wait().await, LossReason::Expired);
     tokio::time::sleep(secs(30)).await;
     assert!(other.is_held(), "it was lost with another one");
+}
+
+#[tokio::test(start_paused = true)]
+async fn the_store_learns_of_those_who_wait_and_of_no_others() {
+    let engine = LeaseEngine::new(OneStuck);
+    let once = engine.lease(&key("awaited"), LeaseOptions::try_once()).await.unwrap();
+    assert!(once.is_none(), "a mere try was said to wait");
+    let waited = engine.lease(&key("awaited"), LeaseOptions::default().wait(secs(1))).await;
+    assert_eq!(waited.unwrap().unwrap().token(), FencingToken(2));
 }
 
 #[tokio::test(start_paused = true)]

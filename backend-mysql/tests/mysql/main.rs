@@ -6,9 +6,13 @@ mod support;
 
 mod claims;
 mod fleet;
+mod probe;
 mod rows_and_tables;
 mod scale;
 mod sessions;
+#[cfg(feature = "rustls")]
+mod tls;
+mod waiters;
 
 use std::collections::HashMap;
 use std::error::Error;
@@ -59,8 +63,17 @@ fn main() -> ExitCode {
     let mut args = Arguments::from_args();
     // they mostly wait
     args.test_threads.get_or_insert(8);
-    let tables =
-        [sessions::TESTS, claims::TESTS, rows_and_tables::TESTS, fleet::TESTS, scale::TESTS];
+    let tables: &[&[(&str, Run)]] = &[
+        sessions::TESTS,
+        claims::TESTS,
+        rows_and_tables::TESTS,
+        waiters::TESTS,
+        probe::TESTS,
+        #[cfg(feature = "rustls")]
+        tls::TESTS,
+        fleet::TESTS,
+        scale::TESTS,
+    ];
     let kinds = [Kind::MySql, Kind::MariaDb].into_iter();
     let trials = kinds
         .filter(|kind| support::is_meant(*kind))

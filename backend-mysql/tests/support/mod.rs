@@ -125,6 +125,11 @@ impl MySqlHarness {
         self.kind
     }
 
+    /// Whether the environment names the server.
+    pub(crate) fn is_given(&self) -> bool {
+        std::env::var(self.kind.variable()).is_ok_and(|url| !url.is_empty())
+    }
+
     pub(crate) fn url(&self) -> &str {
         &self.url
     }
@@ -191,8 +196,8 @@ impl MySqlHarness {
         Ok((backend, link))
     }
 
-    /// The user-level locks on the server that are not a session's marker, with the namespace of
-    /// the handle that holds or awaits them.
+    /// The user-level locks on the server that are neither a session's marker nor a handle's bell,
+    /// with the namespace of the handle that holds or awaits them.
     pub(crate) async fn locks(&self) -> Result<Vec<(String, String, String)>> {
         let text = format!(
             "SELECT a.ATTR_VALUE, l.OBJECT_NAME, l.LOCK_STATUS \
@@ -200,7 +205,21 @@ impl MySqlHarness {
              JOIN performance_schema.threads t ON t.THREAD_ID = l.OWNER_THREAD_ID \
              JOIN performance_schema.session_connect_attrs a \
                ON a.PROCESSLIST_ID = t.PROCESSLIST_ID AND a.ATTR_NAME = '{NAMESPACE}' \
-             WHERE l.OBJECT_TYPE = 'USER LEVEL LOCK' AND l.OBJECT_NAME NOT LIKE 'lh:session:%'"
+             WHERE l.OBJECT_TYPE = 'USER LEVEL LOCK' AND l.OBJECT_NAME NOT LIKE 'lh:session:%' \
+               AND l.OBJECT_NAME NOT LIKE 'lh:bell:%'"
+        );
+        self.admin().await?.query(text).await.map_err(failed)
+    }
+
+    /// The connections of a handle that have a bell or wait for one, by the lock's status.
+    pub(crate) async fn bells(&self, handle: &str, status: &str) -> Result<Vec<u64>> {
+        let text = format!(
+            "SELECT t.PROCESSLIST_ID FROM performance_schema.metadata_locks l \
+             JOIN performance_schema.threads t ON t.THREAD_ID = l.OWNER_THREAD_ID \
+             JOIN performance_schema.session_connect_attrs a \
+               ON a.PROCESSLIST_ID = t.PROCESSLIST_ID AND a.ATTR_NAME = '{HANDLE}' \
+             WHERE l.OBJECT_NAME LIKE 'lh:bell:%' AND l.LOCK_STATUS = '{status}' \
+               AND a.ATTR_VALUE = '{handle}'"
         );
         self.admin().await?.query(text).await.map_err(failed)
     }

@@ -176,7 +176,8 @@ impl<D: LeaseDriver> Inner<D> {
         let mut registration = None;
         let mut backoff = Backoff::new(Duration::from_millis(20), limits.max_poll);
         loop {
-            let attempt = Self::attempt(inner.clone(), key.clone(), opts, owner, permit);
+            let waits = registration.is_some();
+            let attempt = Self::attempt(inner.clone(), key.clone(), opts, owner, waits, permit);
             let pause = match GoesOn::new(attempt, &Handle::current()).await {
                 Outcome::Acquired(guard) => {
                     if let Some(orphan) = &mut orphan {
@@ -232,12 +233,16 @@ impl<D: LeaseDriver> Inner<D> {
         key: Key,
         opts: LeaseOptions,
         owner: Owner,
+        waits: bool,
         permit: Permit<Turn<Key>>,
     ) -> Outcome<D> {
         let sent = Instant::now();
-        let limit = inner.driver.limits().answer;
-        let acquire = || inner.driver.acquire(&key, owner, opts.ttl);
-        let token = match asked(limit, acquire).await.0 {
+        let driver = &inner.driver;
+        let acquire = || match waits {
+            true => driver.acquire_waiting(&key, owner, opts.ttl),
+            false => driver.acquire(&key, owner, opts.ttl),
+        };
+        let token = match asked(driver.limits().answer, acquire).await.0 {
             Ok(LeaseTry::Acquired(token)) => token,
             Ok(LeaseTry::Busy { expires_in }) => return Outcome::Busy(permit, expires_in),
             Err(error) => {
@@ -393,7 +398,8 @@ impl<D: LeaseDriver> LeaseHold for Hold<D> {
             let permit = record.take_permit();
             let Record { key, owner, .. } = &*record;
             let limit = driver.limits().answer;
-            let outcome = limited(limit, driver.release(key, *owner)).await;
+            let (outcome, repeated) = asked(limit, || driver.release(key, *owner)).await;
+            let outcome = outcome.map(|freed| freed || repeated); // the lost one did it
             drop(permit);
             if outcome.as_ref().is_err_and(Error::is_retryable) {
                 let (key, insist) = (key.clone(), Insist::UntilAnswered);
