@@ -251,7 +251,7 @@ async fn many_locks(one: &Arc<MySqlBackend>, count: usize) -> Outcome<()> {
     Ok(())
 }
 
-/// Neither server has a push for leases: what the look-out costs.
+/// Neither server has a push for leases: what the bell costs that stands in for it.
 async fn lease_hand_off(one: &Arc<MySqlBackend>, two: &MySqlBackend) -> Outcome<()> {
     let name = key("leased");
     let mut ours = Vec::new();
