@@ -5,12 +5,13 @@ mod common;
 use common::{key, millis, nothing_left, pair, secs};
 use leasehold_core::backend::{LeaseDriver, LeaseLimits, LeaseTry, Owner, Renewal, WakeSource};
 use leasehold_core::engine::LeaseEngine;
-use leasehold_core::memory::{MemoryBackend, MemoryStore, MemoryTx};
+use leasehold_core::memory::{MemoryBackend, MemoryDriver, MemoryStore, MemoryTx};
 use leasehold_core::{
     Backend, Claim, ClaimLock, ClaimOptions, Error, ErrorKind, FencingToken, Key, Keys, Lease,
     LeaseExt, LeaseOptions, LossReason, Result,
 };
 use std::any::Any;
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, LazyLock};
 use std::time::Duration;
 use tokio::task::JoinSet;
@@ -433,4 +434,69 @@ async fn closing_ends_the_waits() {
     assert_eq!(ended.unwrap().unwrap_err().kind(), ErrorKind::Unavailable);
     assert!(start.elapsed() < secs(1), "it waited for {:?}", start.elapsed());
     held.release().await.unwrap();
+}
+
+/// Counts the requests for a lease.
+#[derive(Debug)]
+struct Counting(MemoryDriver, Arc<AtomicU32>);
+
+#[async_trait::async_trait]
+impl LeaseDriver for Counting {
+    fn backend(&self) -> &'static str {
+        "counting"
+    }
+
+    async fn acquire(&self, key: &Key, owner: Owner, ttl: Duration) -> Result<LeaseTry> {
+        self.1.fetch_add(1, Ordering::SeqCst);
+        self.0.acquire(key, owner, ttl).await
+    }
+
+    async fn renew(&self, renewals: &[Renewal]) -> Result<Vec<bool>> {
+        self.0.renew(renewals).await
+    }
+
+    async fn release(&self, key: &Key, owner: Owner) -> Result<bool> {
+        LeaseDriver::release(&self.0, key, owner).await
+    }
+
+    async fn verify(&self, key: &Key, owner: Owner, tx: &mut (dyn Any + Send)) -> Result<()> {
+        self.0.verify(key, owner, tx).await
+    }
+
+    fn wake_id(&self, key: &Key) -> u64 {
+        self.0.wake_id(key)
+    }
+
+    async fn listen(&self) -> Result<Option<Box<dyn WakeSource>>> {
+        self.0.listen().await
+    }
+}
+
+/// B77: one waiter of a process contends, with pauses that differ, and a wake-up is one try.
+#[tokio::test(start_paused = true)]
+async fn hundreds_of_waiters_are_no_herd() {
+    let store = MemoryStore::new();
+    let builder = MemoryBackend::builder().store(&store).namespace("test");
+    let holder = builder.clone().build();
+    let asked = Arc::new(AtomicU32::new(0));
+    let engine = Arc::new(LeaseEngine::new(Counting(builder.driver(), asked.clone())));
+    let held = holder.lease(&KEY, ttl(secs(600))).await.unwrap().unwrap();
+    let mut waiters = JoinSet::new();
+    for _ in 0..200 {
+        let engine = engine.clone();
+        waiters.spawn(async move {
+            let opts = LeaseOptions::default().ttl(secs(600)).wait(secs(3600));
+            let guard = engine.lease(&KEY, opts).await.unwrap().unwrap();
+            tokio::time::sleep(millis(50)).await;
+            guard.release().await.unwrap();
+        });
+    }
+    tokio::time::sleep(secs(20)).await;
+    // two at once, then one in half of `max_poll` at the most
+    let polls = asked.swap(0, Ordering::SeqCst);
+    assert!(polls <= 2 + 40, "{polls} requests in 20 s");
+    held.release().await.unwrap();
+    waiters.join_all().await;
+    let asked = asked.load(Ordering::SeqCst);
+    assert!(asked <= 200 + 1, "{asked} requests for 200 turns");
 }

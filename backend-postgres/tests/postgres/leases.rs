@@ -5,7 +5,8 @@ use std::time::{Duration, Instant};
 
 use leasehold_core::backend::LeaseLimits;
 use leasehold_core::{
-    Admission, Backend, ClaimLock, ClaimOptions, Dedupe, DedupeOptions, Keys, Lease, LeaseOptions,
+    Admission, Backend, ClaimLock, ClaimOptions, Dedupe, DedupeOptions, ErrorKind, Keys, Lease,
+    LeaseOptions,
 };
 use sqlx::postgres::PgPoolOptions;
 
@@ -51,6 +52,32 @@ async fn waits_for_row(env: &Env, ns: &str) -> bool {
     let sql = "SELECT EXISTS (SELECT 1 FROM pg_stat_activity WHERE wait_event_type = 'Lock' \
         AND starts_with(application_name, $1))";
     sqlx::query_scalar(sql).bind(mark(ns)).fetch_one(&mut env.admin().await).await.unwrap()
+}
+
+/// B76: the server's clock jumps (here by the expiry, seen from the other side). Forwards, the
+/// lease is over at once, and its holder hears that at the next renewal; backwards, it stays the
+/// holder's, and nobody believes in it longer than the local deadline says.
+pub(crate) async fn a_jump_of_the_servers_clock_makes_no_second_holder(env: &Env) {
+    let ns = namespace("jump");
+    let (a, b) = (env.handle(&ns).await, env.handle(&ns).await);
+    let opts = LeaseOptions::try_once().ttl(Duration::from_secs(3));
+    let mut admin = env.admin().await;
+    let mut jump = async |by: &str| {
+        let update = "UPDATE leasehold.lease SET expires_at = expires_at + interval";
+        run(&mut admin, format!("{update} '{by}' WHERE namespace = '{ns}'::bytea")).await;
+    };
+    let held = got(a.lease(&key("x"), opts).await);
+    jump("10 minutes").await;
+    assert!(b.lease(&key("x"), opts).await.unwrap().is_none());
+    assert!(held.is_held() && held.remaining() <= Duration::from_secs(3));
+    jump("-20 minutes").await;
+    let next = got(b.lease(&key("x"), opts.wait(PATIENCE)).await);
+    soon("the loss", async { held.lost().wait().await }).await;
+    assert!(next.token() > held.token());
+    assert_eq!(held.renew().await.unwrap_err().kind(), ErrorKind::Lost);
+    assert_eq!(held.release().await.unwrap_err().kind(), ErrorKind::Lost);
+    assert!(b.lease(&key("x"), opts).await.unwrap().is_none(), "a stale release hit the next one");
+    next.release().await.unwrap();
 }
 
 /// B38: the subscription's session is ended, and the release falls into the gap.

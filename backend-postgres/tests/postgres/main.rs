@@ -68,6 +68,7 @@ on_both! {
     leases::{
         expiry_is_counted_from_when_the_row_was_ours,
         a_missed_notification_is_made_up_for,
+        a_jump_of_the_servers_clock_makes_no_second_holder,
         time_zones_do_not_matter,
         renewals_go_on_while_a_guarded_transaction_is_open,
         ten_thousand_leases_are_renewed_in_few_statements,

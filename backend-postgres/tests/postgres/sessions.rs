@@ -210,7 +210,7 @@ pub(crate) async fn a_waiter_that_vanished_leaves_the_queue(env: &Env) {
     env.nothing_is_left(&ns).await;
 }
 
-/// A session's number is used again: one that is ended late must not be another's.
+/// B36: a session's number is used again: one that is ended late must not be another's.
 pub(crate) async fn an_outdated_kill_hits_nobody(env: &Env) {
     let ns = namespace("kill");
     let a = env.handle(&ns).await;
