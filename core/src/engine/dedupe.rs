@@ -42,12 +42,7 @@ impl<D: DedupeDriver> DedupeEngine<D> {
         let mut items: Vec<Admit> = Vec::with_capacity(keys.len());
         for key in keys {
             first.entry(key).or_insert_with(|| {
-                items.push(Admit {
-                    key: key.clone(),
-                    owner: Owner::fresh(),
-                    in_progress: opts.in_progress,
-                    retain: opts.retain,
-                });
+                items.push(question(key, opts));
                 items.len() - 1
             });
         }
@@ -68,15 +63,14 @@ impl<D: DedupeDriver> DedupeEngine<D> {
 
     /// A key that occurs a second time in one call.
     async fn again(&self, key: &Key, opts: DedupeOptions) -> Result<Admission> {
-        let item = Admit {
-            key: key.clone(),
-            owner: Owner::fresh(),
-            in_progress: opts.in_progress,
-            retain: opts.retain,
-        };
-        let task = tokio::spawn(admit(self.driver.clone(), vec![item]));
+        let task = tokio::spawn(admit(self.driver.clone(), vec![question(key, opts)]));
         task.await.map_err(|_| closed())??.pop().ok_or_else(closed)
     }
+}
+
+fn question(key: &Key, opts: DedupeOptions) -> Admit {
+    let DedupeOptions { in_progress, retain, .. } = opts;
+    Admit { key: key.clone(), owner: Owner::fresh(), in_progress, retain }
 }
 
 async fn admit<D: DedupeDriver>(driver: Arc<D>, items: Vec<Admit>) -> Result<Vec<Admission>> {

@@ -292,30 +292,26 @@ enum Insist {
     UntilFreed,
 }
 
-/// Releases on the store, trying on until the ttl is over; `first` hears of the first try.
+/// Releases on the store, trying on until the ttl is over; the permit passes on after the first try.
 async fn free<D: LeaseDriver>(
     driver: Arc<D>,
     key: Key,
     owner: Owner,
     until: Instant,
     insist: Insist,
-    mut first: Option<oneshot::Sender<Result<bool>>>,
+    mut permit: Option<Permit<Turn<Key>>>,
 ) {
     let mut backoff = Backoff::new(Duration::from_millis(50), Duration::from_secs(2));
     loop {
         let answer = driver.limits().answer;
-        let (outcome, repeated) = asked(answer, || driver.release(&key, owner)).await;
-        let outcome = outcome.map(|freed| freed || (repeated && insist == Insist::UntilAnswered));
-        let ended = match &outcome {
-            Ok(freed) => *freed || insist == Insist::UntilAnswered,
-            Err(error) => !error.is_retryable(),
+        let ended = match asked(answer, || driver.release(&key, owner)).await.0 {
+            Ok(freed) => freed || insist == Insist::UntilAnswered,
+            Err(error) => {
+                tracing::debug!(%key, %error, "release failed");
+                !error.is_retryable()
+            }
         };
-        if let Err(error) = &outcome {
-            tracing::debug!(%key, %error, "release failed");
-        }
-        if let Some(first) = first.take() {
-            drop(first.send(outcome)); // nobody waits for it any more
-        }
+        drop(permit.take());
         if ended || Instant::now() >= until {
             return;
         }
@@ -346,14 +342,8 @@ impl<D: LeaseDriver> Hold<D> {
         let until = Instant::now() + record.ttl;
         self.runtime.spawn(async move {
             let permit = record.take_permit();
-            let (tell, told) = oneshot::channel();
             let (key, insist) = (record.key.clone(), Insist::UntilAnswered);
-            let release = free(driver, key, record.owner, until, insist, Some(tell));
-            let report = async move {
-                drop(told.await); // freed, or at least tried
-                drop(permit);
-            };
-            tokio::join!(release, report);
+            free(driver, key, record.owner, until, insist, permit).await;
         });
     }
 
