@@ -7,13 +7,13 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use leasehold_conformance::{Handle, Harness, Link, MemoryHarness, Need};
-use leasehold_core::backend::{Backend, Housekeeping, LeaseDriver, LeaseTry, Owner};
+use leasehold_core::backend::{Backend, Capabilities, Housekeeping, LeaseDriver, LeaseTry, Owner};
 use leasehold_core::engine::{ClaimEngine, DedupeEngine, LeaseEngine, SessionEngine};
 use leasehold_core::memory::{MemoryBackend, MemoryLink};
 use leasehold_core::{
     Admission, Claim, ClaimLock, ClaimOptions, Deadline, Dedupe, DedupeOptions, Error, ErrorKind,
-    FencingToken, Key, Keys, Lease, LeaseGuard, LeaseHold, LeaseOptions, LockGuard, LockHold,
-    LockOptions, LossSignal, NamedLock, Result,
+    FencingToken, Holding, HoldingQuery, Inspect, Key, Keys, Kind, Lease, LeaseGuard, LeaseHold,
+    LeaseOptions, LockGuard, LockHold, LockOptions, LossSignal, NamedLock, Result,
 };
 
 use crate::Mutant;
@@ -320,9 +320,24 @@ impl Dedupe for MutantBackend {
 }
 
 #[async_trait]
+impl Inspect for MutantBackend {
+    async fn holdings(&self, query: &HoldingQuery) -> Result<Vec<Holding>> {
+        self.memory.holdings(query).await
+    }
+
+    async fn force_release(&self, kind: Kind, key: &Key) -> Result<Option<Holding>> {
+        self.memory.force_release(kind, key).await
+    }
+}
+
+#[async_trait]
 impl Backend for MutantBackend {
     fn name(&self) -> &'static str {
         "mutant"
+    }
+
+    fn capabilities(&self) -> Capabilities {
+        self.memory.capabilities()
     }
 
     async fn migrate(&self) -> Result<()> {
