@@ -1,0 +1,573 @@
+//! What an operator sees: the spans and events of [`tracing`], and metrics. Nothing to call here.
+//!
+//! The engine and the guards tell it, so it is the same on every backend. Keys are logged; they
+//! are never labels of a metric. No password can appear: errors do not hold one.
+//!
+//! # Spans and events
+//!
+//! All have the target `leasehold` (`RUST_LOG=leasehold=debug`). Messages, fields and values below
+//! are kept stable; others may be added.
+//!
+//! | span | level | fields | around |
+//! |---|---|---|---|
+//! | `acquire` | debug | `backend` `kind` `key` `token` `wait_ms` `outcome` | a call of `lock`, `lease` or `claim`, its wait included |
+//! | `admit` | debug | `backend` `kind` `keys` | a call of `admit` or `admit_many` |
+//!
+//! | event | level | fields besides `backend` and `kind` | when |
+//! |---|---|---|---|
+//! | `waiting` | debug | `key` | others have it, and the call begins to wait; once per call, in its span [^claims] |
+//! | `acquire ended` | debug | `key` `token` `wait_ms` `outcome` `error` | at the end of the call, in its span |
+//! | `admission` | debug | `key` `token` `outcome` `error` | for each key, in the span |
+//! | `renewal failed` | warn | `key`, or `leases` (how many), `error` | a renewal got no answer or was refused; it is tried again |
+//! | `lost` | warn | `key` `token` `held_ms` `reason` | what a guard held is lost; debug where the reason is `closed` |
+//! | `released` | debug | `key` `token` `held_ms` `outcome` | a guard ended otherwise |
+//! | `commit` | debug | `key` `token` `outcome` `error` | a claim was committed; warn unless the outcome is `committed` |
+//! | `session opened` | debug | `session` `role` | a session for named locks is open; the role is `main` or `waiter` |
+//! | `session lost` | warn | `session` `role` `locks` `error` | it ended unwanted, and with it so many locks; debug for none |
+//! | `no session` | warn | `error` | none could be opened; it is tried again |
+//! | `released by force` | warn | `key` `holder` `session` | somebody took it away from its holder |
+//!
+//! [^claims]: for a claim, only where another caller of this process has it: what it waits for
+//! on the store, the backend alone knows.
+//!
+//! Of an event on a renewal or a session the kind is that of the machinery: `lease` or `lock`. (On
+//! stores without sessions a lease stands in for a lock.)
+//!
+//! | field | values |
+//! |---|---|
+//! | `backend` | the name of the backend, e.g. `postgres` |
+//! | `kind` | `lock` `lease` `claim` `dedupe` |
+//! | `key` | the key, or the keys of a claim |
+//! | `token` | the fencing token; absent where it is not known (yet) |
+//! | `wait_ms` | milliseconds from the call to its end |
+//! | `held_ms` | milliseconds from the end of the call to the end of the hold |
+//! | `reason` | of a loss: `session_ended` `silent` `expired` `taken` `closed` (those of [`LossReason`]), `runtime_ended` (the runtime that renewed a lease is gone, the guard is not) |
+//! | `outcome` of `acquire` | `acquired` `busy` `error` `cancelled` (the caller dropped the call) |
+//! | `outcome` of `admission` | `first` `in_progress` `done` `error` `cancelled` |
+//! | `outcome` of `released` | `released` `dropped` `committed` `rolled_back` `completed` `abandoned` `unconfirmed` (it ended, but the store did not say so) |
+//! | `outcome` of `commit` | `committed` `lost` `unknown` `error` |
+//! | `outcome` of a renewal | `renewed` `lost` `error` |
+//!
+//! # Metrics
+//!
+//! With the feature `metrics`, by the facade of the crate `metrics` 0.24. Install the recorder
+//! before the first call: each handle keeps what it was given then. Values are those of the fields
+//! of the same names.
+//!
+//! | name | type | labels | counts |
+//! |---|---|---|---|
+//! | `leasehold_acquisitions_total` | counter | `backend` `kind` `outcome` | calls of `lock`, `lease` and `claim` |
+//! | `leasehold_admissions_total` | counter | `backend` `outcome` | keys of `admit` and `admit_many` |
+//! | `leasehold_releases_total` | counter | `backend` `kind` `outcome` | holds that ended as wanted |
+//! | `leasehold_losses_total` | counter | `backend` `kind` `reason` | holds that were lost |
+//! | `leasehold_renewals_total` | counter | `backend` `outcome` | renewals, one per lease |
+//! | `leasehold_commits_total` | counter | `backend` `outcome` | commits of claims |
+//! | `leasehold_held` | gauge | `backend` `kind` | what is held now |
+//! | `leasehold_wait_seconds` | histogram | `backend` `kind` `outcome` | seconds from the call of `lock`, `lease` or `claim` to its end |
+//! | `leasehold_hold_seconds` | histogram | `backend` `kind` | seconds from then to the end of the hold |
+//!
+//! Every hold ends once, as a release or as a loss, so for each `backend` and `kind`:
+//!
+//! ```text
+//! held = acquisitions{outcome="acquired"} - releases - losses
+//! ```
+//!
+//! For the kind `dedupe` it is `admissions{outcome="first"}`, without those that are done at once:
+//! nothing is held then. A dedupe entry that can be taken over counts as held until its guard
+//! ends; it is a loss then. A guard that is forgotten (`mem::forget`) still holds, and counts.
+
+mod meters;
+
+use std::fmt::{self, Debug, Display};
+use std::future::Future;
+use std::ops::Deref;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, OnceLock};
+
+use tokio::time::Instant;
+use tracing::field::Empty;
+use tracing::{Instrument, Level, Span};
+
+use self::meters::Meters;
+use crate::dedupe::Admission;
+use crate::error::{Error, ErrorKind, Result};
+use crate::inspect::Kind;
+use crate::key::{Key, Keys};
+use crate::lost::{LossReason, LossSignal};
+use crate::token::FencingToken;
+
+/// The target of all spans and events.
+pub const TARGET: &str = "leasehold";
+
+/// Values of a field and label, in an order that counts them.
+macro_rules! labels {
+    ($(#[$doc:meta])* $name:ident { $($variant:ident = $label:literal),+ $(,)? }) => {
+        $(#[$doc])*
+        #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+        pub(crate) enum $name { $($variant),+ }
+
+        impl $name {
+            #[cfg(feature = "metrics")]
+            const ALL: &[Self] = &[$(Self::$variant),+];
+
+            pub(crate) fn as_str(self) -> &'static str {
+                match self { $(Self::$variant => $label),+ }
+            }
+        }
+    };
+}
+
+labels!(
+    /// How a call for a lock, lease or claim ended.
+    Acquired { Acquired = "acquired", Busy = "busy", Error = "error", Cancelled = "cancelled" }
+);
+labels!(
+    /// How the question for one key to dedupe ended.
+    Admitted {
+        First = "first",
+        InProgress = "in_progress",
+        Done = "done",
+        Error = "error",
+        Cancelled = "cancelled",
+    }
+);
+labels!(
+    /// How a hold ended that was not lost.
+    Released {
+        Released = "released",
+        Dropped = "dropped",
+        Committed = "committed",
+        RolledBack = "rolled_back",
+        Completed = "completed",
+        Abandoned = "abandoned",
+        Unconfirmed = "unconfirmed",
+    }
+);
+labels!(
+    /// Why a hold was lost.
+    Loss {
+        SessionEnded = "session_ended",
+        Silent = "silent",
+        Expired = "expired",
+        Taken = "taken",
+        Closed = "closed",
+        RuntimeEnded = "runtime_ended",
+    }
+);
+labels!(
+    /// How a commit ended.
+    Committed { Committed = "committed", Lost = "lost", Unknown = "unknown", Error = "error" }
+);
+labels!(
+    /// How the renewal of one lease ended.
+    Renewed { Renewed = "renewed", Lost = "lost", Error = "error" }
+);
+
+impl From<LossReason> for Loss {
+    fn from(reason: LossReason) -> Self {
+        match reason {
+            LossReason::SessionEnded => Self::SessionEnded,
+            LossReason::Silent => Self::Silent,
+            LossReason::Expired => Self::Expired,
+            LossReason::Taken => Self::Taken,
+            LossReason::Closed => Self::Closed,
+        }
+    }
+}
+
+// --- calls -----------------------------------------------------------------------------------
+
+/// What an engine tells: of one backend and kind.
+#[derive(Debug)]
+pub(crate) struct Observer {
+    backend: &'static str,
+    kind: Kind,
+    /// Made at the first call, when the recorder is there.
+    meters: OnceLock<Arc<Meters>>,
+}
+
+/// What is asked for.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Name<'a> {
+    Key(&'a Key),
+    Keys(&'a Keys),
+}
+
+impl Display for Name<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Key(key) => Display::fmt(key, f),
+            Self::Keys(keys) => Display::fmt(keys, f),
+        }
+    }
+}
+
+/// A guard, as far as it is observed.
+pub(crate) trait Observed {
+    fn tracked(&self) -> &Tracked;
+    fn known_token(&self) -> Option<FencingToken>;
+}
+
+impl Observer {
+    pub(crate) fn new(backend: &'static str, kind: Kind) -> Self {
+        Self { backend, kind, meters: OnceLock::new() }
+    }
+
+    fn meters(&self) -> &Arc<Meters> {
+        self.meters.get_or_init(|| Arc::new(Meters::new(self.backend, self.kind)))
+    }
+
+    /// Runs a call for a lock, lease or claim in its span, and counts what it gave.
+    ///
+    /// A guard counts as held from here on: what was granted to a caller that is gone never does.
+    pub(crate) async fn acquire<G: Observed>(
+        &self,
+        name: Name<'_>,
+        work: impl Future<Output = Result<Option<G>>>,
+    ) -> Result<Option<G>> {
+        let span = tracing::debug_span!(
+            target: TARGET,
+            "acquire",
+            backend = self.backend,
+            kind = self.kind.as_str(),
+            key = %name,
+            token = Empty,
+            wait_ms = Empty,
+            outcome = Empty,
+        );
+        let mut call = Call { observer: self, name, span, start: Instant::now(), ended: false };
+        let answer = work.instrument(call.span.clone()).await;
+        let now = Instant::now();
+        match &answer {
+            Ok(Some(guard)) => {
+                let token = guard.known_token();
+                call.end(now, Acquired::Acquired, token, None);
+                self.hold(name, now, guard.tracked(), token);
+            }
+            Ok(None) => call.end(now, Acquired::Busy, None, None),
+            Err(error) => call.end(now, Acquired::Error, None, Some(error)),
+        }
+        answer
+    }
+
+    /// The call begins to wait for what others have.
+    pub(crate) fn waiting(&self, name: Name<'_>) {
+        let (backend, kind) = (self.backend, self.kind.as_str());
+        tracing::debug!(target: TARGET, backend, kind, key = %name, "waiting");
+    }
+
+    /// Runs a question for keys in its span, and counts the answers.
+    pub(crate) async fn admit(
+        &self,
+        keys: &[Key],
+        holds: bool,
+        work: impl Future<Output = Result<Vec<Admission>>>,
+    ) -> Result<Vec<Admission>> {
+        let span = tracing::debug_span!(
+            target: TARGET,
+            "admit",
+            backend = self.backend,
+            kind = self.kind.as_str(),
+            keys = keys.len(),
+        );
+        let mut call = Question { observer: self, keys, span, ended: false };
+        let answer = work.instrument(call.span.clone()).await;
+        call.ended = true;
+        match &answer {
+            Ok(admissions) => {
+                let now = Instant::now();
+                for (key, admission) in keys.iter().zip(admissions) {
+                    let token = match admission {
+                        Admission::First(guard) => Some(guard.token()),
+                        Admission::InProgress { .. } | Admission::Done { .. } => None,
+                    };
+                    call.tell(key, admission.into(), token, None);
+                    if let (true, Admission::First(guard)) = (holds, admission) {
+                        self.hold(Name::Key(key), now, guard.tracked(), token);
+                    }
+                }
+            }
+            Err(error) => {
+                for key in keys {
+                    call.tell(key, Admitted::Error, None, Some(error));
+                }
+            }
+        }
+        answer
+    }
+
+    fn hold(&self, name: Name<'_>, now: Instant, guard: &Tracked, token: Option<FencingToken>) {
+        let (backend, kind) = (self.backend, self.kind);
+        let key = match name {
+            Name::Key(key) => HeldName::Key(key.clone()),
+            // not for nobody: this clone has a cost
+            Name::Keys(keys) if tracing::enabled!(target: TARGET, Level::WARN) => {
+                HeldName::Keys(keys.clone())
+            }
+            Name::Keys(_) => HeldName::Unknown,
+        };
+        let token = token.map(OnceLock::from).unwrap_or_default();
+        let (meters, ended) = (self.meters().clone(), AtomicBool::new(false));
+        // before it can end
+        self.meters().holds();
+        if !guard.observe(Held { backend, kind, key, token, since: now, ended, meters }) {
+            self.meters().holds_not();
+        }
+    }
+}
+
+/// A call that is under way; dropping it is its cancellation.
+struct Call<'a> {
+    observer: &'a Observer,
+    name: Name<'a>,
+    span: Span,
+    start: Instant,
+    ended: bool,
+}
+
+impl Call<'_> {
+    fn end(
+        &mut self,
+        now: Instant,
+        outcome: Acquired,
+        token: Option<FencingToken>,
+        error: Option<&Error>,
+    ) {
+        self.ended = true;
+        let wait = now.saturating_duration_since(self.start);
+        self.observer.meters().acquired(outcome, wait);
+        let (backend, kind) = (self.observer.backend, self.observer.kind.as_str());
+        let (token, outcome) = (token.map(FencingToken::value), outcome.as_str());
+        let wait_ms = wait.as_millis() as u64;
+        if !self.span.is_disabled() {
+            self.span.record("wait_ms", wait_ms).record("outcome", outcome);
+            if let Some(token) = token {
+                self.span.record("token", token);
+            }
+        }
+        let (key, error) = (&self.name, error.map(tracing::field::display));
+        tracing::debug!(
+            target: TARGET, parent: &self.span,
+            backend, kind, %key, token, wait_ms, outcome, error, "acquire ended"
+        );
+    }
+}
+
+impl Drop for Call<'_> {
+    fn drop(&mut self) {
+        if !self.ended {
+            self.end(Instant::now(), Acquired::Cancelled, None, None);
+        }
+    }
+}
+
+/// A question to dedupe that is under way; dropping it is its cancellation.
+struct Question<'a> {
+    observer: &'a Observer,
+    keys: &'a [Key],
+    span: Span,
+    ended: bool,
+}
+
+impl Question<'_> {
+    fn tell(
+        &self,
+        key: &Key,
+        outcome: Admitted,
+        token: Option<FencingToken>,
+        error: Option<&Error>,
+    ) {
+        self.observer.meters().admitted(outcome);
+        let (backend, kind) = (self.observer.backend, self.observer.kind.as_str());
+        let (token, outcome) = (token.map(FencingToken::value), outcome.as_str());
+        let error = error.map(tracing::field::display);
+        tracing::debug!(
+            target: TARGET, parent: &self.span,
+            backend, kind, %key, token, outcome, error, "admission"
+        );
+    }
+}
+
+impl Drop for Question<'_> {
+    fn drop(&mut self) {
+        if !self.ended {
+            for key in self.keys {
+                self.tell(key, Admitted::Cancelled, None, None);
+            }
+        }
+    }
+}
+
+impl From<&Admission> for Admitted {
+    fn from(admission: &Admission) -> Self {
+        match admission {
+            Admission::First(_) => Self::First,
+            Admission::InProgress { .. } => Self::InProgress,
+            Admission::Done { .. } => Self::Done,
+        }
+    }
+}
+
+// --- holds -----------------------------------------------------------------------------------
+
+/// What is told of a hold. It lives in the guard's [`LossSignal`], where every end comes by.
+#[derive(Debug)]
+pub(crate) struct Held {
+    backend: &'static str,
+    kind: Kind,
+    key: HeldName,
+    token: OnceLock<FencingToken>,
+    since: Instant,
+    /// Its end has been counted.
+    ended: AtomicBool,
+    meters: Arc<Meters>,
+}
+
+#[derive(Debug)]
+enum HeldName {
+    Key(Key),
+    Keys(Keys),
+    /// Nobody listened when it was taken.
+    Unknown,
+}
+
+impl Held {
+    pub(crate) fn lost(&self, reason: Loss) {
+        let Some((held_ms, token)) = self.end() else { return };
+        self.meters.lost(reason);
+        let (backend, kind, key) = (self.backend, self.kind.as_str(), self.key());
+        let (closed, reason) = (reason == Loss::Closed, reason.as_str());
+        if closed {
+            tracing::debug!(target: TARGET, backend, kind, key, token, held_ms, reason, "lost");
+        } else {
+            tracing::warn!(target: TARGET, backend, kind, key, token, held_ms, reason, "lost");
+        }
+    }
+
+    fn released(&self, outcome: Released) {
+        let Some((held_ms, token)) = self.end() else { return };
+        self.meters.released(outcome);
+        let (backend, kind, key) = (self.backend, self.kind.as_str(), self.key());
+        let outcome = outcome.as_str();
+        tracing::debug!(target: TARGET, backend, kind, key, token, held_ms, outcome, "released");
+    }
+
+    /// None if it has ended before.
+    fn end(&self) -> Option<(u64, Option<u64>)> {
+        if self.ended.swap(true, Ordering::AcqRel) {
+            return None;
+        }
+        let held = self.since.elapsed();
+        self.meters.holds_no_more(held);
+        Some((held.as_millis() as u64, self.token.get().map(|token| token.value())))
+    }
+
+    fn key(&self) -> Option<tracing::field::DisplayValue<&dyn Display>> {
+        match &self.key {
+            HeldName::Key(key) => Some(tracing::field::display(key)),
+            HeldName::Keys(keys) => Some(tracing::field::display(keys)),
+            HeldName::Unknown => None,
+        }
+    }
+}
+
+/// The [`LossSignal`] of a guard. Dropping it is the end of the hold, unless that has been told.
+pub(crate) struct Tracked {
+    signal: LossSignal,
+    /// The hold's end is told elsewhere.
+    handed_over: bool,
+}
+
+impl From<LossSignal> for Tracked {
+    fn from(signal: LossSignal) -> Self {
+        Self { signal, handed_over: false }
+    }
+}
+
+impl Deref for Tracked {
+    type Target = LossSignal;
+    fn deref(&self) -> &LossSignal {
+        &self.signal
+    }
+}
+
+impl Tracked {
+    /// Another one that tells the end of the hold in place of this one.
+    pub(crate) fn hand_over(&mut self) -> Self {
+        self.handed_over = true;
+        self.signal.clone().into()
+    }
+
+    /// The token was fetched.
+    pub(crate) fn has_token(&self, token: FencingToken) {
+        if let Some(held) = self.signal.held() {
+            held.token.get_or_init(|| token);
+        }
+    }
+
+    /// The guard ended the hold, with this result. `lost` is why, where only the end told of it.
+    pub(crate) fn ended<T>(&self, result: &Result<T>, outcome: Released, lost: LossReason) {
+        let Some(held) = self.signal.held() else { return };
+        match result {
+            Ok(_) => held.released(outcome),
+            Err(error) if error.kind() == ErrorKind::Lost => {
+                held.lost(self.signal.reason().unwrap_or(lost).into());
+            }
+            Err(_) => held.released(Released::Unconfirmed),
+        }
+    }
+
+    /// A claim was committed, or not.
+    pub(crate) fn committed(&self, backend: &'static str, keys: &Keys, result: &Result<()>) {
+        let held = self.signal.held();
+        let outcome = match result.as_ref().map_err(Error::kind) {
+            Ok(()) => Committed::Committed,
+            Err(ErrorKind::Lost) => Committed::Lost,
+            Err(ErrorKind::CommitUnknown) => Committed::Unknown,
+            Err(_) => Committed::Error,
+        };
+        if let Some(held) = held {
+            held.meters.committed(outcome);
+        }
+        let (kind, outcome) = (Kind::Claim.as_str(), outcome.as_str());
+        let token = held.and_then(|held| held.token.get()).map(|token| token.value());
+        match result {
+            Ok(()) => tracing::debug!(
+                target: TARGET, backend, kind, key = %keys, token, outcome, "commit"
+            ),
+            Err(error) => tracing::warn!(
+                target: TARGET, backend, kind, key = %keys, token, outcome, %error, "commit"
+            ),
+        }
+        self.ended(result, Released::Committed, LossReason::Taken);
+    }
+}
+
+impl Drop for Tracked {
+    fn drop(&mut self) {
+        if !self.handed_over
+            && let Some(held) = self.signal.held()
+        {
+            match self.signal.reason() {
+                Some(reason) => held.lost(reason.into()),
+                None => held.released(Released::Dropped),
+            }
+        }
+    }
+}
+
+impl LossSignal {
+    /// A renewal was answered, or not.
+    pub(crate) fn renewed(&self, outcome: Renewed) {
+        if let Some(held) = self.held() {
+            held.meters.renewed(outcome);
+        }
+    }
+
+    /// Nobody renews it any more, and nobody will tell of its end.
+    pub(crate) fn is_unattended(&self) {
+        if let Some(held) = self.held() {
+            held.lost(Loss::RuntimeEnded);
+        }
+    }
+}
