@@ -84,10 +84,8 @@ impl<D: ClaimDriver> ClaimLock for ClaimEngine<D> {
     }
 
     async fn claim(&self, keys: &Keys, opts: ClaimOptions) -> Result<Option<Claim>> {
-        let begin = async {
-            let begun = self.begin(keys, opts).await;
-            begun.map_err(|error| error.at(self.driver.backend(), "claim").on(keys))
-        };
-        self.observer.acquire(Name::Keys(keys), begin).await
+        let call = self.observer.call(Name::Keys(keys));
+        let begun = self.begin(keys, opts).instrument(call.span()).await;
+        call.end(begun.map_err(|error| error.at(self.driver.backend(), "claim").on(keys)))
     }
 }

@@ -118,23 +118,20 @@ async fn admit<D: DedupeDriver>(driver: Arc<D>, items: Vec<Admit>) -> Result<Vec
 impl<D: DedupeDriver> Dedupe for DedupeEngine<D> {
     async fn admit(&self, key: &Key, opts: DedupeOptions) -> Result<Admission> {
         let keys = std::slice::from_ref(key);
-        let admit = async {
-            let admitted = self.run(keys, opts).await;
-            admitted.map_err(|error| error.at(self.driver.backend(), "admit").on(key))
-        };
-        let mut admitted = self.observer.admit(keys, opts.in_progress.is_some(), admit).await?;
-        admitted.pop().ok_or_else(closed)
+        let question = self.observer.question(keys);
+        let admitted = self.run(keys, opts).instrument(question.span()).await;
+        let admitted = admitted.map_err(|error| error.at(self.driver.backend(), "admit").on(key));
+        question.end(opts.in_progress.is_some(), admitted)?.pop().ok_or_else(closed)
     }
 
     async fn admit_many(&self, keys: &[Key], opts: DedupeOptions) -> Result<Vec<Admission>> {
         if keys.is_empty() {
             return Ok(Vec::new());
         }
-        let admit = async {
-            let admitted = self.run(keys, opts).await;
-            admitted.map_err(|error| error.at(self.driver.backend(), "admit_many"))
-        };
-        self.observer.admit(keys, opts.in_progress.is_some(), admit).await
+        let question = self.observer.question(keys);
+        let admitted = self.run(keys, opts).instrument(question.span()).await;
+        let admitted = admitted.map_err(|error| error.at(self.driver.backend(), "admit_many"));
+        question.end(opts.in_progress.is_some(), admitted)
     }
 }
 

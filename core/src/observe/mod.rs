@@ -79,14 +79,13 @@
 mod meters;
 
 use std::fmt::{self, Debug, Display};
-use std::future::Future;
 use std::ops::Deref;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock};
 
 use tokio::time::Instant;
 use tracing::field::Empty;
-use tracing::{Instrument, Level, Span};
+use tracing::{Level, Span};
 
 use self::meters::Meters;
 use crate::dedupe::Admission;
@@ -110,6 +109,7 @@ macro_rules! labels {
             #[cfg(feature = "metrics")]
             const ALL: &[Self] = &[$(Self::$variant),+];
 
+            #[cfg_attr(not(feature = "metrics"), allow(dead_code))] // a label only
             pub(crate) fn as_str(self) -> &'static str {
                 match self { $(Self::$variant => $label),+ }
             }
@@ -217,14 +217,8 @@ impl Observer {
         self.meters.get_or_init(|| Arc::new(Meters::new(self.backend, self.kind)))
     }
 
-    /// Runs a call for a lock, lease or claim in its span, and counts what it gave.
-    ///
-    /// A guard counts as held from here on: what was granted to a caller that is gone never does.
-    pub(crate) async fn acquire<G: Observed>(
-        &self,
-        name: Name<'_>,
-        work: impl Future<Output = Result<Option<G>>>,
-    ) -> Result<Option<G>> {
+    /// A call for a lock, lease or claim begins. Its work runs in the call's span.
+    pub(crate) fn call<'a>(&'a self, name: Name<'a>) -> Call<'a> {
         let span = tracing::debug_span!(
             target: TARGET,
             "acquire",
@@ -235,19 +229,8 @@ impl Observer {
             wait_ms = Empty,
             outcome = Empty,
         );
-        let mut call = Call { observer: self, name, span, start: Instant::now(), ended: false };
-        let answer = work.instrument(call.span.clone()).await;
-        let now = Instant::now();
-        match &answer {
-            Ok(Some(guard)) => {
-                let token = guard.known_token();
-                call.end(now, Acquired::Acquired, token, None);
-                self.hold(name, now, guard.tracked(), token);
-            }
-            Ok(None) => call.end(now, Acquired::Busy, None, None),
-            Err(error) => call.end(now, Acquired::Error, None, Some(error)),
-        }
-        answer
+        let start = is_heard(Level::DEBUG).then(Instant::now);
+        Call { observer: self, name, span, start, ended: false }
     }
 
     /// The call begins to wait for what others have.
@@ -256,13 +239,8 @@ impl Observer {
         tracing::debug!(target: TARGET, backend, kind, key = %name, "waiting");
     }
 
-    /// Runs a question for keys in its span, and counts the answers.
-    pub(crate) async fn admit(
-        &self,
-        keys: &[Key],
-        holds: bool,
-        work: impl Future<Output = Result<Vec<Admission>>>,
-    ) -> Result<Vec<Admission>> {
+    /// A question for keys begins. Its work runs in the question's span.
+    pub(crate) fn question<'a>(&'a self, keys: &'a [Key]) -> Question<'a> {
         let span = tracing::debug_span!(
             target: TARGET,
             "admit",
@@ -270,75 +248,91 @@ impl Observer {
             kind = self.kind.as_str(),
             keys = keys.len(),
         );
-        let mut call = Question { observer: self, keys, span, ended: false };
-        let answer = work.instrument(call.span.clone()).await;
-        call.ended = true;
-        match &answer {
-            Ok(admissions) => {
-                let now = Instant::now();
-                for (key, admission) in keys.iter().zip(admissions) {
-                    let token = match admission {
-                        Admission::First(guard) => Some(guard.token()),
-                        Admission::InProgress { .. } | Admission::Done { .. } => None,
-                    };
-                    call.tell(key, admission.into(), token, None);
-                    if let (true, Admission::First(guard)) = (holds, admission) {
-                        self.hold(Name::Key(key), now, guard.tracked(), token);
-                    }
-                }
-            }
-            Err(error) => {
-                for key in keys {
-                    call.tell(key, Admitted::Error, None, Some(error));
-                }
-            }
-        }
-        answer
+        Question { observer: self, keys, span, ended: false }
     }
 
-    fn hold(&self, name: Name<'_>, now: Instant, guard: &Tracked, token: Option<FencingToken>) {
+    fn hold(
+        &self,
+        name: Name<'_>,
+        since: Option<Instant>,
+        guard: &Tracked,
+        token: Option<FencingToken>,
+    ) {
         let (backend, kind) = (self.backend, self.kind);
         let key = match name {
             Name::Key(key) => HeldName::Key(key.clone()),
             // not for nobody: this clone has a cost
-            Name::Keys(keys) if tracing::enabled!(target: TARGET, Level::WARN) => {
-                HeldName::Keys(keys.clone())
-            }
+            Name::Keys(keys) if since.is_some() => HeldName::Keys(keys.clone()),
             Name::Keys(_) => HeldName::Unknown,
         };
         let token = token.map(OnceLock::from).unwrap_or_default();
         let (meters, ended) = (self.meters().clone(), AtomicBool::new(false));
         // before it can end
         self.meters().holds();
-        if !guard.observe(Held { backend, kind, key, token, since: now, ended, meters }) {
+        if !guard.observe(Held { backend, kind, key, token, since, ended, meters }) {
             self.meters().holds_not();
         }
     }
 }
 
+/// Whether anybody wants to know times: to look at the clock costs more than all the rest here.
+fn is_heard(level: Level) -> bool {
+    cfg!(feature = "metrics")
+        || match level {
+            Level::WARN => tracing::enabled!(target: TARGET, Level::WARN),
+            _ => tracing::enabled!(target: TARGET, Level::DEBUG),
+        }
+}
+
 /// A call that is under way; dropping it is its cancellation.
-struct Call<'a> {
+#[must_use]
+pub(crate) struct Call<'a> {
     observer: &'a Observer,
     name: Name<'a>,
     span: Span,
-    start: Instant,
+    /// None where nobody hears of it.
+    start: Option<Instant>,
     ended: bool,
 }
 
 impl Call<'_> {
-    fn end(
+    pub(crate) fn span(&self) -> Span {
+        self.span.clone()
+    }
+
+    /// Counts what it gave. A guard counts as held from here on: what was granted to a caller that
+    /// is gone never does.
+    pub(crate) fn end<G: Observed>(mut self, answer: Result<Option<G>>) -> Result<Option<G>> {
+        match &answer {
+            Ok(Some(guard)) => {
+                let token = guard.known_token();
+                let now = is_heard(Level::WARN).then(Instant::now);
+                self.tell(now, Acquired::Acquired, token, None);
+                self.observer.hold(self.name, now, guard.tracked(), token);
+            }
+            Ok(None) => self.tell(self.now(), Acquired::Busy, None, None),
+            Err(error) => self.tell(self.now(), Acquired::Error, None, Some(error)),
+        }
+        answer
+    }
+
+    fn now(&self) -> Option<Instant> {
+        self.start.map(|_| Instant::now())
+    }
+
+    fn tell(
         &mut self,
-        now: Instant,
+        now: Option<Instant>,
         outcome: Acquired,
         token: Option<FencingToken>,
         error: Option<&Error>,
     ) {
         self.ended = true;
-        let wait = now.saturating_duration_since(self.start);
-        self.observer.meters().acquired(outcome, wait);
+        let wait = now.zip(self.start).map(|(now, start)| now.saturating_duration_since(start));
+        self.observer.meters().acquired(outcome, wait.unwrap_or_default());
         let (backend, kind) = (self.observer.backend, self.observer.kind.as_str());
         let (token, outcome) = (token.map(FencingToken::value), outcome.as_str());
-        let wait_ms = wait.as_millis() as u64;
+        let wait_ms = wait.map(|wait| wait.as_millis() as u64);
         if !self.span.is_disabled() {
             self.span.record("wait_ms", wait_ms).record("outcome", outcome);
             if let Some(token) = token {
@@ -356,13 +350,14 @@ impl Call<'_> {
 impl Drop for Call<'_> {
     fn drop(&mut self) {
         if !self.ended {
-            self.end(Instant::now(), Acquired::Cancelled, None, None);
+            self.tell(self.now(), Acquired::Cancelled, None, None);
         }
     }
 }
 
 /// A question to dedupe that is under way; dropping it is its cancellation.
-struct Question<'a> {
+#[must_use]
+pub(crate) struct Question<'a> {
     observer: &'a Observer,
     keys: &'a [Key],
     span: Span,
@@ -370,6 +365,41 @@ struct Question<'a> {
 }
 
 impl Question<'_> {
+    pub(crate) fn span(&self) -> Span {
+        self.span.clone()
+    }
+
+    /// Counts the answers; `holds` is false where nothing stays in progress.
+    pub(crate) fn end(
+        mut self,
+        holds: bool,
+        answer: Result<Vec<Admission>>,
+    ) -> Result<Vec<Admission>> {
+        self.ended = true;
+        match &answer {
+            Ok(admissions) => {
+                let now = is_heard(Level::WARN).then(Instant::now);
+                for (key, admission) in self.keys.iter().zip(admissions) {
+                    let Admission::First(guard) = admission else {
+                        self.tell(key, admission.into(), None, None);
+                        continue;
+                    };
+                    let token = Some(guard.token());
+                    self.tell(key, Admitted::First, token, None);
+                    if holds {
+                        self.observer.hold(Name::Key(key), now, guard.tracked(), token);
+                    }
+                }
+            }
+            Err(error) => {
+                for key in self.keys {
+                    self.tell(key, Admitted::Error, None, Some(error));
+                }
+            }
+        }
+        answer
+    }
+
     fn tell(
         &self,
         key: &Key,
@@ -417,7 +447,8 @@ pub(crate) struct Held {
     kind: Kind,
     key: HeldName,
     token: OnceLock<FencingToken>,
-    since: Instant,
+    /// None where nobody heard of it.
+    since: Option<Instant>,
     /// Its end has been counted.
     ended: AtomicBool,
     meters: Arc<Meters>,
@@ -433,9 +464,12 @@ enum HeldName {
 
 impl Held {
     pub(crate) fn lost(&self, reason: Loss) {
-        let Some((held_ms, token)) = self.end() else { return };
+        if self.ends() {
+            return;
+        }
         self.meters.lost(reason);
         let (backend, kind, key) = (self.backend, self.kind.as_str(), self.key());
+        let (token, held_ms) = (self.known_token(), self.time_held(Level::WARN));
         let (closed, reason) = (reason == Loss::Closed, reason.as_str());
         if closed {
             tracing::debug!(target: TARGET, backend, kind, key, token, held_ms, reason, "lost");
@@ -445,21 +479,31 @@ impl Held {
     }
 
     fn released(&self, outcome: Released) {
-        let Some((held_ms, token)) = self.end() else { return };
+        if self.ends() {
+            return;
+        }
         self.meters.released(outcome);
         let (backend, kind, key) = (self.backend, self.kind.as_str(), self.key());
+        let (token, held_ms) = (self.known_token(), self.time_held(Level::DEBUG));
         let outcome = outcome.as_str();
         tracing::debug!(target: TARGET, backend, kind, key, token, held_ms, outcome, "released");
     }
 
-    /// None if it has ended before.
-    fn end(&self) -> Option<(u64, Option<u64>)> {
-        if self.ended.swap(true, Ordering::AcqRel) {
-            return None;
-        }
-        let held = self.since.elapsed();
-        self.meters.holds_no_more(held);
-        Some((held.as_millis() as u64, self.token.get().map(|token| token.value())))
+    /// Whether it has ended before; it has now.
+    fn ends(&self) -> bool {
+        self.ended.swap(true, Ordering::AcqRel)
+    }
+
+    /// In milliseconds. Counts the end.
+    fn time_held(&self, level: Level) -> Option<u64> {
+        let since = self.since.filter(|_| is_heard(level));
+        let held = since.map(|since| since.elapsed());
+        self.meters.holds_no_more(held.unwrap_or_default());
+        held.map(|held| held.as_millis() as u64)
+    }
+
+    fn known_token(&self) -> Option<u64> {
+        self.token.get().map(|token| token.value())
     }
 
     fn key(&self) -> Option<tracing::field::DisplayValue<&dyn Display>> {

@@ -10,6 +10,7 @@ use async_trait::async_trait;
 use tokio::runtime::Handle;
 use tokio::sync::oneshot;
 use tokio::time::Instant;
+use tracing::Instrument;
 
 use self::heartbeat::{Beat, Entry, Heart};
 use super::backoff::{Backoff, jittered};
@@ -140,12 +141,10 @@ impl<D: LeaseDriver> LeaseEngine<D> {
     /// As [`Lease::lease`].
     pub async fn lock(&self, key: &Key, opts: LeaseOptions) -> Result<Option<LockGuard>> {
         let Inner { driver, locks, .. } = &*self.0;
-        let acquire = async {
-            let acquired = Inner::acquire(&self.0, key, opts, locks).await;
-            let guard = acquired.map_err(|error| error.at(driver.backend(), "lock").on(key))?;
-            Ok(guard.map(LeaseGuard::into_lock_guard))
-        };
-        locks.acquire(Name::Key(key), acquire).await
+        let call = locks.call(Name::Key(key));
+        let acquired = Inner::acquire(&self.0, key, opts, locks).instrument(call.span()).await;
+        let guard = acquired.map(|guard| guard.map(LeaseGuard::into_lock_guard));
+        call.end(guard.map_err(|error| error.at(driver.backend(), "lock").on(key)))
     }
 
     /// Loses and frees all leases of the handle, and ends it.
@@ -480,10 +479,8 @@ impl LeaseGuard {
 impl<D: LeaseDriver> Lease for LeaseEngine<D> {
     async fn lease(&self, key: &Key, opts: LeaseOptions) -> Result<Option<LeaseGuard>> {
         let Inner { driver, leases, .. } = &*self.0;
-        let acquire = async {
-            let acquired = Inner::acquire(&self.0, key, opts, leases).await;
-            acquired.map_err(|error| error.at(driver.backend(), "lease").on(key))
-        };
-        leases.acquire(Name::Key(key), acquire).await
+        let call = leases.call(Name::Key(key));
+        let acquired = Inner::acquire(&self.0, key, opts, leases).instrument(call.span()).await;
+        call.end(acquired.map_err(|error| error.at(driver.backend(), "lease").on(key)))
     }
 }

@@ -12,6 +12,7 @@ use std::time::Duration;
 use async_trait::async_trait;
 use tokio::sync::{mpsc, oneshot, watch};
 use tokio::time::Instant;
+use tracing::{Instrument, Span};
 
 use self::waiters::Waiters;
 use super::closed;
@@ -95,7 +96,7 @@ struct Request<D: SessionDriver> {
     /// How often it was put off.
     attempts: u32,
     /// That of the call.
-    span: tracing::Span,
+    span: Span,
     /// The call's wait has been told.
     waits: bool,
 }
@@ -185,7 +186,7 @@ impl<D: SessionDriver> SessionEngine<D> {
             reply,
             main: self.main().clone(),
             attempts: 0,
-            span: tracing::Span::current(),
+            span: Span::current(),
             waits: false,
         };
         let id = request.id.clone();
@@ -229,11 +230,9 @@ impl<D: SessionDriver> Drop for SessionEngine<D> {
 #[async_trait]
 impl<D: SessionDriver> NamedLock for SessionEngine<D> {
     async fn lock(&self, key: &Key, opts: LockOptions) -> Result<Option<LockGuard>> {
-        let acquire = async {
-            let acquired = self.acquire(key, opts).await;
-            acquired.map_err(|error| error.at(self.shared.driver.backend(), "lock").on(key))
-        };
-        self.shared.observer.acquire(Name::Key(key), acquire).await
+        let call = self.shared.observer.call(Name::Key(key));
+        let acquired = self.acquire(key, opts).instrument(call.span()).await;
+        call.end(acquired.map_err(|error| error.at(self.shared.driver.backend(), "lock").on(key)))
     }
 }
 
