@@ -16,7 +16,7 @@ use tracing::Instrument;
 use crate::error::{Error, ErrorKind, Result};
 use crate::key::{Key, Keys};
 use crate::lost::{LossReason, LossSignal, Lost};
-use crate::observe::{Observed, Released, Tracked};
+use crate::observe::{HoldEnd, Observed, Tracked};
 use crate::options::ClaimOptions;
 use crate::token::FencingToken;
 
@@ -223,7 +223,7 @@ impl Claim {
             Some(task) => task.await.unwrap_or(Ok(())), // a runtime that ended dropped it
             None => Ok(()),
         };
-        self.signal.ended(&outcome, Released::RolledBack, LossReason::Taken);
+        self.signal.ended(&outcome, HoldEnd::RolledBack, LossReason::Taken);
         outcome.map_err(|error| error.at(self.backend, "rollback").on(&self.keys))
     }
 

@@ -10,7 +10,7 @@ use crate::error::{Error, ErrorKind, Result};
 use crate::key::Key;
 use crate::lost::{LossReason, LossSignal, Lost};
 use crate::named::lost_error;
-use crate::observe::{Released, Tracked};
+use crate::observe::{HoldEnd, Tracked};
 use crate::options::DedupeOptions;
 use crate::token::FencingToken;
 
@@ -153,7 +153,7 @@ impl DedupeGuard {
     pub async fn complete(mut self) -> Result<()> {
         let result = self.hold.complete().await;
         self.signal.settle();
-        self.signal.ended(&result, Released::Completed, LossReason::Taken);
+        self.signal.ended(&result, HoldEnd::Completed, LossReason::Taken);
         result.map_err(|error| error.on(&self.key))
     }
 
@@ -167,7 +167,7 @@ impl DedupeGuard {
     pub async fn abandon(mut self) -> Result<()> {
         let result = self.hold.abandon().await;
         self.signal.settle();
-        self.signal.ended(&result, Released::Abandoned, LossReason::Taken);
+        self.signal.ended(&result, HoldEnd::Abandoned, LossReason::Taken);
         result.map_err(|error| error.on(&self.key))
     }
 

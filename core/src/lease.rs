@@ -12,7 +12,7 @@ use crate::error::Result;
 use crate::key::Key;
 use crate::lost::{LossReason, LossSignal, Lost};
 use crate::named::{lost_error, released};
-use crate::observe::{Observed, Released, Tracked};
+use crate::observe::{HoldEnd, Observed, Tracked};
 use crate::options::LeaseOptions;
 use crate::token::FencingToken;
 
@@ -170,7 +170,7 @@ impl LeaseGuard {
         if reason.is_some() {
             result = Err(lost_error("release", &self.key, reason));
         }
-        self.signal.ended(&result, Released::Released, LossReason::Taken);
+        self.signal.ended(&result, HoldEnd::Released, LossReason::Taken);
         result.map_err(|error| error.on_key(&self.key))
     }
 }

@@ -9,7 +9,7 @@ use async_trait::async_trait;
 use crate::error::{Error, ErrorKind, Result};
 use crate::key::Key;
 use crate::lost::{LossReason, LossSignal, Lost};
-use crate::observe::{Observed, Released, Tracked};
+use crate::observe::{HoldEnd, Observed, Tracked};
 use crate::options::LockOptions;
 use crate::token::FencingToken;
 
@@ -142,7 +142,7 @@ impl LockGuard {
         if !held {
             result = Err(lost_error("release", &self.key, self.signal.reason()));
         }
-        self.signal.ended(&result, Released::Released, LossReason::SessionEnded);
+        self.signal.ended(&result, HoldEnd::Released, LossReason::SessionEnded);
         result.map_err(|error| error.on_key(&self.key))
     }
 }

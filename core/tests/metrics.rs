@@ -21,7 +21,7 @@ use tokio::runtime::{Builder, Runtime};
 struct Meter {
     snapshotter: Snapshotter,
     /// By name and labels, e.g. `leasehold_held{memory,lock}`: a sum, or how many samples.
-    values: BTreeMap<String, f64>,
+    values: BTreeMap<String, i64>,
     samples: BTreeMap<String, Vec<f64>>,
     described: BTreeMap<String, (Option<Unit>, bool)>,
 }
@@ -35,21 +35,21 @@ impl Meter {
             let full = format!("{name}{{{}}}", labels.join(","));
             self.described.insert(name, (unit, description.is_some()));
             let value = match value {
-                DebugValue::Counter(count) => count as f64,
-                DebugValue::Gauge(change) => change.0,
+                DebugValue::Counter(count) => i64::try_from(count).unwrap(),
+                DebugValue::Gauge(change) => change.0 as i64,
                 DebugValue::Histogram(samples) => {
                     let samples = samples.into_iter().map(f64::from);
                     let all = self.samples.entry(full.clone()).or_default();
                     let before = all.len();
                     all.extend(samples);
-                    (all.len() - before) as f64
+                    i64::try_from(all.len() - before).unwrap()
                 }
             };
             *self.values.entry(full).or_default() += value;
         }
     }
 
-    fn get(&mut self, name: &str) -> f64 {
+    fn get(&mut self, name: &str) -> i64 {
         self.read();
         self.values.get(name).copied().unwrap_or_default()
     }
@@ -57,7 +57,7 @@ impl Meter {
     /// All that is not zero and starts with `prefix`, without it.
     fn all(&mut self, prefix: &str) -> Vec<(String, u32)> {
         self.read();
-        let found = self.values.iter().filter(|(_, value)| **value != 0.0);
+        let found = self.values.iter().filter(|(_, value)| **value != 0);
         found
             .filter_map(|(name, value)| {
                 Some((name.strip_prefix(prefix)?.to_owned(), *value as u32))
@@ -100,16 +100,16 @@ fn locks_are_counted() {
         assert!(two.lock(&key("a"), ONCE()).await.unwrap().is_none());
         assert!(two.lock(&key("a"), ONCE().wait(secs(2))).await.unwrap().is_none());
         assert!(poll_times(two.lock(&key("a"), LockOptions::default()), 3).await.is_none());
-        assert_eq!(meter.get("leasehold_held{memory,lock}"), 2.0);
+        assert_eq!(meter.get("leasehold_held{memory,lock}"), 2);
         tokio::time::sleep(secs(3)).await;
         first.release().await.unwrap();
-        assert_eq!(meter.get("leasehold_held{memory,lock}"), 1.0);
+        assert_eq!(meter.get("leasehold_held{memory,lock}"), 1);
         drop(second);
-        assert_eq!(meter.get("leasehold_held{memory,lock}"), 0.0, "not at once");
+        assert_eq!(meter.get("leasehold_held{memory,lock}"), 0, "not at once");
         let lost = one.lock(&key("b"), LockOptions::default()).await.unwrap().unwrap();
         one.link().end_sessions();
         lost.lost().wait().await;
-        assert_eq!(meter.get("leasehold_held{memory,lock}"), 0.0, "not at once");
+        assert_eq!(meter.get("leasehold_held{memory,lock}"), 0, "not at once");
         assert!(lost.release().await.is_err());
         two.link().silence();
         assert!(two.lock(&key("a"), ONCE().wait(secs(1))).await.is_err());
@@ -150,8 +150,8 @@ fn leases_and_their_renewals_are_counted() {
         let lease = one.lease(&key("a"), opts).await.unwrap().unwrap();
         one.link().silence();
         lease.lost().wait().await;
-        until("it counts as lost", || meter.get("leasehold_held{memory,lease}") == 0.0).await;
-        assert!(meter.get("leasehold_renewals_total{memory,error}") > 0.0);
+        until("it counts as lost", || meter.get("leasehold_held{memory,lease}") == 0).await;
+        assert!(meter.get("leasehold_renewals_total{memory,error}") > 0);
         one.link().heal();
         drop(lease);
 
@@ -202,7 +202,7 @@ fn claims_and_commits_are_counted() {
         let keys = Keys::new(["a", "b"]).unwrap();
         let open = || async { one.claim(&keys, ClaimOptions::default()).await.unwrap().unwrap() };
         let claim = open().await;
-        assert_eq!(meter.get("leasehold_held{memory,claim}"), 1.0, "one, whatever its keys");
+        assert_eq!(meter.get("leasehold_held{memory,claim}"), 1, "one, whatever its keys");
         assert!(two.claim(&keys, ClaimOptions::default().wait(secs(1))).await.unwrap().is_none());
         claim.commit().await.unwrap();
         open().await.rollback().await.unwrap();
@@ -214,8 +214,8 @@ fn claims_and_commits_are_counted() {
         let claim = open().await;
         one.link().delay(millis(50));
         assert!(poll_times(claim.commit(), 2).await.is_none());
-        assert_eq!(meter.get("leasehold_held{memory,claim}"), 1.0);
-        until("it is committed", || meter.get("leasehold_held{memory,claim}") == 0.0).await;
+        assert_eq!(meter.get("leasehold_held{memory,claim}"), 1);
+        until("it is committed", || meter.get("leasehold_held{memory,claim}") == 0).await;
         meter.expect("leasehold_commits_total{memory,", &[("committed}", 2), ("unknown}", 1)]);
         meter.expect(
             "leasehold_releases_total{memory,claim,",
@@ -242,7 +242,7 @@ fn admissions_are_counted() {
         let mut many = many.into_iter().map(|admission| admission.first().unwrap());
         many.next().unwrap().abandon().await.unwrap();
         drop(many.next());
-        assert_eq!(meter.get("leasehold_held{memory,dedupe}"), 1.0);
+        assert_eq!(meter.get("leasehold_held{memory,dedupe}"), 1);
         tokio::time::sleep(secs(6)).await;
         let taken = two.admit(&key("d"), opts).await.unwrap().first().unwrap();
         assert!(many.next().unwrap().complete().await.is_err());
@@ -394,11 +394,11 @@ fn after_a_thousand_random_operations_nothing_is_held() {
             () = look => {}
         }
         assert_eq!(seen.len(), 4, "held meanwhile: {seen:?}");
-        let held: f64 = ["lock", "lease", "claim", "dedupe"]
+        let held: i64 = ["lock", "lease", "claim", "dedupe"]
             .iter()
             .map(|kind| meter.get(&format!("leasehold_held{{memory,{kind}}}")).abs())
             .sum();
-        assert_eq!(held, 0.0, "the guards are gone");
+        assert_eq!(held, 0, "the guards are gone");
         for kind in ["lock", "lease", "claim"] {
             let sum = |meter: &mut Meter, name: &str| -> u32 {
                 meter
@@ -410,9 +410,9 @@ fn after_a_thousand_random_operations_nothing_is_held() {
             let ended = sum(&mut meter, "releases") + sum(&mut meter, "losses");
             let acquired =
                 meter.get(&format!("leasehold_acquisitions_total{{memory,{kind},acquired}}"));
-            assert!(acquired > 10.0, "{kind}: too few acquisitions to mean anything");
-            assert_eq!(acquired, f64::from(ended), "{kind}");
+            assert!(acquired > 10, "{kind}: too few acquisitions to mean anything");
+            assert_eq!(acquired, i64::from(ended), "{kind}");
         }
-        assert!(meter.get("leasehold_losses_total{memory,lock,session_ended}") > 0.0);
+        assert!(meter.get("leasehold_losses_total{memory,lock,session_ended}") > 0);
     });
 }

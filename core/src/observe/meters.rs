@@ -16,7 +16,7 @@ mod on {
         describe_histogram, gauge, histogram,
     };
 
-    use super::super::{Acquired, Admitted, Committed, Loss, Released, Renewed};
+    use super::super::{AdmitEnd, CallEnd, CommitEnd, HoldEnd, Loss, RenewalEnd};
     use crate::inspect::Kind;
 
     /// Each list in the order of its labels; empty where the kind has none.
@@ -46,30 +46,30 @@ mod on {
             let renews = matches!(kind, Kind::Lock | Kind::Lease);
             let commits = kind == Kind::Claim;
             Self {
-                acquisitions: handles(!admits, Acquired::ALL, |outcome| {
+                acquisitions: handles(!admits, CallEnd::ALL, |outcome| {
                     let outcome = outcome.as_str();
                     counter!("leasehold_acquisitions_total", "backend" => backend, "kind" => name, "outcome" => outcome)
                 }),
-                waits: handles(!admits, Acquired::ALL, |outcome| {
+                waits: handles(!admits, CallEnd::ALL, |outcome| {
                     let outcome = outcome.as_str();
                     histogram!("leasehold_wait_seconds", "backend" => backend, "kind" => name, "outcome" => outcome)
                 }),
                 admissions: handles(
                     admits,
-                    Admitted::ALL,
+                    AdmitEnd::ALL,
                     |outcome| counter!("leasehold_admissions_total", "backend" => backend, "outcome" => outcome.as_str()),
                 ),
                 renewals: handles(
                     renews,
-                    Renewed::ALL,
+                    RenewalEnd::ALL,
                     |outcome| counter!("leasehold_renewals_total", "backend" => backend, "outcome" => outcome.as_str()),
                 ),
                 commits: handles(
                     commits,
-                    Committed::ALL,
+                    CommitEnd::ALL,
                     |outcome| counter!("leasehold_commits_total", "backend" => backend, "outcome" => outcome.as_str()),
                 ),
-                releases: handles(true, Released::ALL, |outcome| {
+                releases: handles(true, HoldEnd::ALL, |outcome| {
                     let outcome = outcome.as_str();
                     counter!("leasehold_releases_total", "backend" => backend, "kind" => name, "outcome" => outcome)
                 }),
@@ -82,26 +82,26 @@ mod on {
             }
         }
 
-        pub(crate) fn acquired(&self, outcome: Acquired, wait: Duration) {
+        pub(crate) fn acquired(&self, outcome: CallEnd, wait: Duration) {
             count(&self.acquisitions, outcome as usize);
             if let Some(waits) = self.waits.get(outcome as usize) {
                 waits.record(wait.as_secs_f64());
             }
         }
 
-        pub(crate) fn admitted(&self, outcome: Admitted) {
+        pub(crate) fn admitted(&self, outcome: AdmitEnd) {
             count(&self.admissions, outcome as usize);
         }
 
-        pub(crate) fn renewed(&self, outcome: Renewed) {
+        pub(crate) fn renewed(&self, outcome: RenewalEnd) {
             count(&self.renewals, outcome as usize);
         }
 
-        pub(crate) fn committed(&self, outcome: Committed) {
+        pub(crate) fn committed(&self, outcome: CommitEnd) {
             count(&self.commits, outcome as usize);
         }
 
-        pub(crate) fn released(&self, outcome: Released) {
+        pub(crate) fn released(&self, outcome: HoldEnd) {
             count(&self.releases, outcome as usize);
         }
 
@@ -159,7 +159,7 @@ mod on {
 mod off {
     use std::time::Duration;
 
-    use super::super::{Acquired, Admitted, Committed, Loss, Released, Renewed};
+    use super::super::{AdmitEnd, CallEnd, CommitEnd, HoldEnd, Loss, RenewalEnd};
     use crate::inspect::Kind;
 
     /// Nothing.
@@ -172,15 +172,15 @@ mod off {
             Self
         }
 
-        pub(crate) fn acquired(&self, _: Acquired, _: Duration) {}
+        pub(crate) fn acquired(&self, _: CallEnd, _: Duration) {}
 
-        pub(crate) fn admitted(&self, _: Admitted) {}
+        pub(crate) fn admitted(&self, _: AdmitEnd) {}
 
-        pub(crate) fn renewed(&self, _: Renewed) {}
+        pub(crate) fn renewed(&self, _: RenewalEnd) {}
 
-        pub(crate) fn committed(&self, _: Committed) {}
+        pub(crate) fn committed(&self, _: CommitEnd) {}
 
-        pub(crate) fn released(&self, _: Released) {}
+        pub(crate) fn released(&self, _: HoldEnd) {}
 
         pub(crate) fn lost(&self, _: Loss) {}
 

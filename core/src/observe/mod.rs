@@ -119,11 +119,11 @@ macro_rules! labels {
 
 labels!(
     /// How a call for a lock, lease or claim ended.
-    Acquired { Acquired = "acquired", Busy = "busy", Error = "error", Cancelled = "cancelled" }
+    CallEnd { Acquired = "acquired", Busy = "busy", Error = "error", Cancelled = "cancelled" }
 );
 labels!(
     /// How the question for one key to dedupe ended.
-    Admitted {
+    AdmitEnd {
         First = "first",
         InProgress = "in_progress",
         Done = "done",
@@ -133,7 +133,7 @@ labels!(
 );
 labels!(
     /// How a hold ended that was not lost.
-    Released {
+    HoldEnd {
         Released = "released",
         Dropped = "dropped",
         Committed = "committed",
@@ -156,11 +156,11 @@ labels!(
 );
 labels!(
     /// How a commit ended.
-    Committed { Committed = "committed", Lost = "lost", Unknown = "unknown", Error = "error" }
+    CommitEnd { Committed = "committed", Lost = "lost", Unknown = "unknown", Error = "error" }
 );
 labels!(
     /// How the renewal of one lease ended.
-    Renewed { Renewed = "renewed", Lost = "lost", Error = "error" }
+    RenewalEnd { Renewed = "renewed", Lost = "lost", Error = "error" }
 );
 
 impl From<LossReason> for Loss {
@@ -307,11 +307,11 @@ impl Call<'_> {
             Ok(Some(guard)) => {
                 let token = guard.known_token();
                 let now = is_heard(Level::WARN).then(Instant::now);
-                self.tell(now, Acquired::Acquired, token, None);
+                self.tell(now, CallEnd::Acquired, token, None);
                 self.observer.hold(self.name, now, guard.tracked(), token);
             }
-            Ok(None) => self.tell(self.now(), Acquired::Busy, None, None),
-            Err(error) => self.tell(self.now(), Acquired::Error, None, Some(error)),
+            Ok(None) => self.tell(self.now(), CallEnd::Busy, None, None),
+            Err(error) => self.tell(self.now(), CallEnd::Error, None, Some(error)),
         }
         answer
     }
@@ -323,7 +323,7 @@ impl Call<'_> {
     fn tell(
         &mut self,
         now: Option<Instant>,
-        outcome: Acquired,
+        outcome: CallEnd,
         token: Option<FencingToken>,
         error: Option<&Error>,
     ) {
@@ -350,7 +350,7 @@ impl Call<'_> {
 impl Drop for Call<'_> {
     fn drop(&mut self) {
         if !self.ended {
-            self.tell(self.now(), Acquired::Cancelled, None, None);
+            self.tell(self.now(), CallEnd::Cancelled, None, None);
         }
     }
 }
@@ -385,7 +385,7 @@ impl Question<'_> {
                         continue;
                     };
                     let token = Some(guard.token());
-                    self.tell(key, Admitted::First, token, None);
+                    self.tell(key, AdmitEnd::First, token, None);
                     if holds {
                         self.observer.hold(Name::Key(key), now, guard.tracked(), token);
                     }
@@ -393,7 +393,7 @@ impl Question<'_> {
             }
             Err(error) => {
                 for key in self.keys {
-                    self.tell(key, Admitted::Error, None, Some(error));
+                    self.tell(key, AdmitEnd::Error, None, Some(error));
                 }
             }
         }
@@ -403,7 +403,7 @@ impl Question<'_> {
     fn tell(
         &self,
         key: &Key,
-        outcome: Admitted,
+        outcome: AdmitEnd,
         token: Option<FencingToken>,
         error: Option<&Error>,
     ) {
@@ -422,13 +422,13 @@ impl Drop for Question<'_> {
     fn drop(&mut self) {
         if !self.ended {
             for key in self.keys {
-                self.tell(key, Admitted::Cancelled, None, None);
+                self.tell(key, AdmitEnd::Cancelled, None, None);
             }
         }
     }
 }
 
-impl From<&Admission> for Admitted {
+impl From<&Admission> for AdmitEnd {
     fn from(admission: &Admission) -> Self {
         match admission {
             Admission::First(_) => Self::First,
@@ -478,7 +478,7 @@ impl Held {
         }
     }
 
-    fn released(&self, outcome: Released) {
+    fn released(&self, outcome: HoldEnd) {
         if self.ends() {
             return;
         }
@@ -550,14 +550,14 @@ impl Tracked {
     }
 
     /// The guard ended the hold, with this result. `lost` is why, where only the end told of it.
-    pub(crate) fn ended<T>(&self, result: &Result<T>, outcome: Released, lost: LossReason) {
+    pub(crate) fn ended<T>(&self, result: &Result<T>, outcome: HoldEnd, lost: LossReason) {
         let Some(held) = self.signal.held() else { return };
         match result {
             Ok(_) => held.released(outcome),
             Err(error) if error.kind() == ErrorKind::Lost => {
                 held.lost(self.signal.reason().unwrap_or(lost).into());
             }
-            Err(_) => held.released(Released::Unconfirmed),
+            Err(_) => held.released(HoldEnd::Unconfirmed),
         }
     }
 
@@ -565,10 +565,10 @@ impl Tracked {
     pub(crate) fn committed(&self, backend: &'static str, keys: &Keys, result: &Result<()>) {
         let held = self.signal.held();
         let outcome = match result.as_ref().map_err(Error::kind) {
-            Ok(()) => Committed::Committed,
-            Err(ErrorKind::Lost) => Committed::Lost,
-            Err(ErrorKind::CommitUnknown) => Committed::Unknown,
-            Err(_) => Committed::Error,
+            Ok(()) => CommitEnd::Committed,
+            Err(ErrorKind::Lost) => CommitEnd::Lost,
+            Err(ErrorKind::CommitUnknown) => CommitEnd::Unknown,
+            Err(_) => CommitEnd::Error,
         };
         if let Some(held) = held {
             held.meters.committed(outcome);
@@ -583,7 +583,7 @@ impl Tracked {
                 target: TARGET, backend, kind, key = %keys, token, outcome, %error, "commit"
             ),
         }
-        self.ended(result, Released::Committed, LossReason::Taken);
+        self.ended(result, HoldEnd::Committed, LossReason::Taken);
     }
 }
 
@@ -594,7 +594,7 @@ impl Drop for Tracked {
         {
             match self.signal.reason() {
                 Some(reason) => held.lost(reason.into()),
-                None => held.released(Released::Dropped),
+                None => held.released(HoldEnd::Dropped),
             }
         }
     }
@@ -602,7 +602,7 @@ impl Drop for Tracked {
 
 impl LossSignal {
     /// A renewal was answered, or not.
-    pub(crate) fn renewed(&self, outcome: Renewed) {
+    pub(crate) fn renewed(&self, outcome: RenewalEnd) {
         if let Some(held) = self.held() {
             held.meters.renewed(outcome);
         }

@@ -15,7 +15,7 @@ use crate::backend::{LeaseDriver, Owner, Renewal};
 use crate::error::Result;
 use crate::inspect::Kind;
 use crate::lost::LossReason;
-use crate::observe::{Renewed, TARGET};
+use crate::observe::{RenewalEnd, TARGET};
 
 /// The side of the heartbeat that the rest of the engine holds.
 ///
@@ -339,7 +339,7 @@ fn settle<D: LeaseDriver>(driver: &Arc<D>, table: &mut Table, done: Answer) {
             let leases = done.records.len();
             tracing::warn!(target: TARGET, backend, kind, leases, %error, "renewal failed");
             for record in &done.records {
-                record.signal.renewed(Renewed::Error);
+                record.signal.renewed(RenewalEnd::Error);
                 again(table, record);
             }
             return;
@@ -350,18 +350,18 @@ fn settle<D: LeaseDriver>(driver: &Arc<D>, table: &mut Table, done: Answer) {
         match answer {
             Err(error) => {
                 tracing::warn!(target: TARGET, backend, kind, %key, %error, "renewal failed");
-                record.signal.renewed(Renewed::Error);
+                record.signal.renewed(RenewalEnd::Error);
                 again(table, record);
             }
             Ok(false) => {
-                record.signal.renewed(Renewed::Lost);
+                record.signal.renewed(RenewalEnd::Lost);
                 if table.remove(record.owner).is_some() {
                     record.signal.lose(LossReason::Taken);
                 }
                 drop(record.take_permit());
             }
             Ok(true) => {
-                record.signal.renewed(Renewed::Renewed);
+                record.signal.renewed(RenewalEnd::Renewed);
                 if record.signal.extend(local_deadline(done.sent, record.ttl)) {
                     table.reschedule(record.owner, done.sent + record.ttl / 3);
                 }

@@ -25,7 +25,7 @@ use crate::key::Key;
 use crate::lease::{Lease, LeaseGuard, LeaseHold};
 use crate::lost::{LossReason, LossSignal};
 use crate::named::{LockGuard, LockHold, lost_error};
-use crate::observe::{Name, Observer, Renewed, TARGET};
+use crate::observe::{Name, Observer, RenewalEnd, TARGET};
 use crate::options::{Deadline, LeaseOptions};
 use crate::token::FencingToken;
 
@@ -396,16 +396,16 @@ impl<D: LeaseDriver> LeaseHold for Hold<D> {
                 Err(error) => {
                     let (backend, kind) = (driver.backend(), Kind::Lease.as_str());
                     tracing::warn!(target: TARGET, backend, kind, %key, %error, "renewal failed");
-                    record.signal.renewed(Renewed::Error);
+                    record.signal.renewed(RenewalEnd::Error);
                     return Err(error);
                 }
             };
             if !ours {
-                record.signal.renewed(Renewed::Lost);
+                record.signal.renewed(RenewalEnd::Lost);
                 record.signal.lose(LossReason::Taken);
                 return Ok(false);
             }
-            record.signal.renewed(Renewed::Renewed);
+            record.signal.renewed(RenewalEnd::Renewed);
             Ok(record.signal.extend(local_deadline(sent, *ttl)))
         });
         let renewed = task.await.unwrap_or_else(|_| Err(closed()));
