@@ -41,7 +41,7 @@
 //! | `token` | the fencing token; absent where it is not known (yet) |
 //! | `wait_ms` | milliseconds from the call to its end |
 //! | `held_ms` | milliseconds from the end of the call to the end of the hold |
-//! | `reason` | of a loss: `session_ended` `silent` `expired` `taken` `closed` (those of [`LossReason`]), `runtime_ended` (the runtime that renewed a lease is gone, the guard is not) |
+//! | `reason` | of a loss: `session_ended` `silent` `expired` `taken` `closed` (those of [`LossReason`](crate::LossReason)), `runtime_ended` (the runtime that renewed a lease is gone, the guard is not) |
 //! | `outcome` of `acquire` | `acquired` `busy` `error` `cancelled` (the caller dropped the call) |
 //! | `outcome` of `admission` | `first` `in_progress` `done` `error` `cancelled` |
 //! | `outcome` of `released` | `released` `dropped` `committed` `rolled_back` `completed` `abandoned` `unconfirmed` (it ended, but the store did not say so) |
@@ -76,106 +76,30 @@
 //! nothing is held then. A dedupe entry that can be taken over counts as held until its guard
 //! ends; it is a loss then. A guard that is forgotten (`mem::forget`) still holds, and counts.
 
+mod hold;
+mod labels;
 mod meters;
 
 use std::fmt::{self, Debug, Display};
-use std::ops::Deref;
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock};
 
 use tokio::time::Instant;
 use tracing::field::Empty;
 use tracing::{Level, Span};
 
+pub(crate) use self::hold::{Held, Tracked};
+pub(crate) use self::labels::{AdmitEnd, CallEnd, CommitEnd, HoldEnd, Loss, RenewalEnd};
+
+use self::hold::HeldName;
 use self::meters::Meters;
 use crate::dedupe::Admission;
-use crate::error::{Error, ErrorKind, Result};
+use crate::error::{Error, Result};
 use crate::inspect::Kind;
 use crate::key::{Key, Keys};
-use crate::lost::{LossReason, LossSignal};
 use crate::token::FencingToken;
 
 /// The target of all spans and events.
 pub const TARGET: &str = "leasehold";
-
-/// Values of a field and label, in an order that counts them.
-macro_rules! labels {
-    ($(#[$doc:meta])* $name:ident { $($variant:ident = $label:literal),+ $(,)? }) => {
-        $(#[$doc])*
-        #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-        pub(crate) enum $name { $($variant),+ }
-
-        impl $name {
-            #[cfg(feature = "metrics")]
-            const ALL: &[Self] = &[$(Self::$variant),+];
-
-            #[cfg_attr(not(feature = "metrics"), allow(dead_code))] // a label only
-            pub(crate) fn as_str(self) -> &'static str {
-                match self { $(Self::$variant => $label),+ }
-            }
-        }
-    };
-}
-
-labels!(
-    /// How a call for a lock, lease or claim ended.
-    CallEnd { Acquired = "acquired", Busy = "busy", Error = "error", Cancelled = "cancelled" }
-);
-labels!(
-    /// How the question for one key to dedupe ended.
-    AdmitEnd {
-        First = "first",
-        InProgress = "in_progress",
-        Done = "done",
-        Error = "error",
-        Cancelled = "cancelled",
-    }
-);
-labels!(
-    /// How a hold ended that was not lost.
-    HoldEnd {
-        Released = "released",
-        Dropped = "dropped",
-        Committed = "committed",
-        RolledBack = "rolled_back",
-        Completed = "completed",
-        Abandoned = "abandoned",
-        Unconfirmed = "unconfirmed",
-    }
-);
-labels!(
-    /// Why a hold was lost.
-    Loss {
-        SessionEnded = "session_ended",
-        Silent = "silent",
-        Expired = "expired",
-        Taken = "taken",
-        Closed = "closed",
-        RuntimeEnded = "runtime_ended",
-    }
-);
-labels!(
-    /// How a commit ended.
-    CommitEnd { Committed = "committed", Lost = "lost", Unknown = "unknown", Error = "error" }
-);
-labels!(
-    /// How the renewal of one lease ended.
-    RenewalEnd { Renewed = "renewed", Lost = "lost", Error = "error" }
-);
-
-impl From<LossReason> for Loss {
-    fn from(reason: LossReason) -> Self {
-        match reason {
-            LossReason::SessionEnded => Self::SessionEnded,
-            LossReason::Silent => Self::Silent,
-            LossReason::Expired => Self::Expired,
-            LossReason::Taken => Self::Taken,
-            LossReason::Closed => Self::Closed,
-        }
-    }
-}
-
-// --- calls -----------------------------------------------------------------------------------
 
 /// What an engine tells: of one backend and kind.
 #[derive(Debug)]
@@ -265,12 +189,11 @@ impl Observer {
             Name::Keys(keys) if since.is_some() => HeldName::Keys(keys.clone()),
             Name::Keys(_) => HeldName::Unknown,
         };
-        let token = token.map(OnceLock::from).unwrap_or_default();
-        let (meters, ended) = (self.meters().clone(), AtomicBool::new(false));
+        let meters = self.meters();
         // before it can end
-        self.meters().holds();
-        if !guard.observe(Held { backend, kind, key, token, since, ended, meters }) {
-            self.meters().holds_not();
+        meters.holds();
+        if !guard.observe(Held::new(backend, kind, key, token, since, meters.clone())) {
+            meters.holds_not();
         }
     }
 }
@@ -434,184 +357,6 @@ impl From<&Admission> for AdmitEnd {
             Admission::First(_) => Self::First,
             Admission::InProgress { .. } => Self::InProgress,
             Admission::Done { .. } => Self::Done,
-        }
-    }
-}
-
-// --- holds -----------------------------------------------------------------------------------
-
-/// What is told of a hold. It lives in the guard's [`LossSignal`], where every end comes by.
-#[derive(Debug)]
-pub(crate) struct Held {
-    backend: &'static str,
-    kind: Kind,
-    key: HeldName,
-    token: OnceLock<FencingToken>,
-    /// None where nobody heard of it.
-    since: Option<Instant>,
-    /// Its end has been counted.
-    ended: AtomicBool,
-    meters: Arc<Meters>,
-}
-
-#[derive(Debug)]
-enum HeldName {
-    Key(Key),
-    Keys(Keys),
-    /// Nobody listened when it was taken.
-    Unknown,
-}
-
-impl Held {
-    pub(crate) fn lost(&self, reason: Loss) {
-        if self.ends() {
-            return;
-        }
-        self.meters.lost(reason);
-        let (backend, kind, key) = (self.backend, self.kind.as_str(), self.key());
-        let (token, held_ms) = (self.known_token(), self.time_held(Level::WARN));
-        let (closed, reason) = (reason == Loss::Closed, reason.as_str());
-        if closed {
-            tracing::debug!(target: TARGET, backend, kind, key, token, held_ms, reason, "lost");
-        } else {
-            tracing::warn!(target: TARGET, backend, kind, key, token, held_ms, reason, "lost");
-        }
-    }
-
-    fn released(&self, outcome: HoldEnd) {
-        if self.ends() {
-            return;
-        }
-        self.meters.released(outcome);
-        let (backend, kind, key) = (self.backend, self.kind.as_str(), self.key());
-        let (token, held_ms) = (self.known_token(), self.time_held(Level::DEBUG));
-        let outcome = outcome.as_str();
-        tracing::debug!(target: TARGET, backend, kind, key, token, held_ms, outcome, "released");
-    }
-
-    /// Whether it has ended before; it has now.
-    fn ends(&self) -> bool {
-        self.ended.swap(true, Ordering::AcqRel)
-    }
-
-    /// In milliseconds. Counts the end.
-    fn time_held(&self, level: Level) -> Option<u64> {
-        let since = self.since.filter(|_| is_heard(level));
-        let held = since.map(|since| since.elapsed());
-        self.meters.holds_no_more(held.unwrap_or_default());
-        held.map(|held| held.as_millis() as u64)
-    }
-
-    fn known_token(&self) -> Option<u64> {
-        self.token.get().map(|token| token.value())
-    }
-
-    fn key(&self) -> Option<tracing::field::DisplayValue<&dyn Display>> {
-        match &self.key {
-            HeldName::Key(key) => Some(tracing::field::display(key)),
-            HeldName::Keys(keys) => Some(tracing::field::display(keys)),
-            HeldName::Unknown => None,
-        }
-    }
-}
-
-/// The [`LossSignal`] of a guard. Dropping it is the end of the hold, unless that has been told.
-pub(crate) struct Tracked {
-    signal: LossSignal,
-    /// The hold's end is told elsewhere.
-    handed_over: bool,
-}
-
-impl From<LossSignal> for Tracked {
-    fn from(signal: LossSignal) -> Self {
-        Self { signal, handed_over: false }
-    }
-}
-
-impl Deref for Tracked {
-    type Target = LossSignal;
-    fn deref(&self) -> &LossSignal {
-        &self.signal
-    }
-}
-
-impl Tracked {
-    /// Another one that tells the end of the hold in place of this one.
-    pub(crate) fn hand_over(&mut self) -> Self {
-        self.handed_over = true;
-        self.signal.clone().into()
-    }
-
-    /// The token was fetched.
-    pub(crate) fn has_token(&self, token: FencingToken) {
-        if let Some(held) = self.signal.held() {
-            held.token.get_or_init(|| token);
-        }
-    }
-
-    /// The guard ended the hold, with this result. `lost` is why, where only the end told of it.
-    pub(crate) fn ended<T>(&self, result: &Result<T>, outcome: HoldEnd, lost: LossReason) {
-        let Some(held) = self.signal.held() else { return };
-        match result {
-            Ok(_) => held.released(outcome),
-            Err(error) if error.kind() == ErrorKind::Lost => {
-                held.lost(self.signal.reason().unwrap_or(lost).into());
-            }
-            Err(_) => held.released(HoldEnd::Unconfirmed),
-        }
-    }
-
-    /// A claim was committed, or not.
-    pub(crate) fn committed(&self, backend: &'static str, keys: &Keys, result: &Result<()>) {
-        let held = self.signal.held();
-        let outcome = match result.as_ref().map_err(Error::kind) {
-            Ok(()) => CommitEnd::Committed,
-            Err(ErrorKind::Lost) => CommitEnd::Lost,
-            Err(ErrorKind::CommitUnknown) => CommitEnd::Unknown,
-            Err(_) => CommitEnd::Error,
-        };
-        if let Some(held) = held {
-            held.meters.committed(outcome);
-        }
-        let (kind, outcome) = (Kind::Claim.as_str(), outcome.as_str());
-        let token = held.and_then(|held| held.token.get()).map(|token| token.value());
-        match result {
-            Ok(()) => tracing::debug!(
-                target: TARGET, backend, kind, key = %keys, token, outcome, "commit"
-            ),
-            Err(error) => tracing::warn!(
-                target: TARGET, backend, kind, key = %keys, token, outcome, %error, "commit"
-            ),
-        }
-        self.ended(result, HoldEnd::Committed, LossReason::Taken);
-    }
-}
-
-impl Drop for Tracked {
-    fn drop(&mut self) {
-        if !self.handed_over
-            && let Some(held) = self.signal.held()
-        {
-            match self.signal.reason() {
-                Some(reason) => held.lost(reason.into()),
-                None => held.released(HoldEnd::Dropped),
-            }
-        }
-    }
-}
-
-impl LossSignal {
-    /// A renewal was answered, or not.
-    pub(crate) fn renewed(&self, outcome: RenewalEnd) {
-        if let Some(held) = self.held() {
-            held.meters.renewed(outcome);
-        }
-    }
-
-    /// Nobody renews it any more, and nobody will tell of its end.
-    pub(crate) fn is_unattended(&self) {
-        if let Some(held) = self.held() {
-            held.lost(Loss::RuntimeEnded);
         }
     }
 }
