@@ -61,7 +61,8 @@ impl Log {
     #[track_caller]
     fn only(&self, message: &str) -> Told {
         let mut all = self.all(message);
-        assert_eq!(all.len(), 1, "{message}: {:#?}", self.0.lock().unwrap());
+        let told = self.0.lock().unwrap().clone();
+        assert_eq!(all.len(), 1, "{message}: {told:#?}");
         all.remove(0)
     }
 
@@ -179,6 +180,11 @@ async fn a_wait_is_told_once_in_the_span_of_its_call() {
     log.clear();
     assert!(tokio::join!(first, second).0.unwrap().is_none());
     assert_eq!(log.all("waiting").len(), 2);
+    // one that waits locally behind one that tries, and takes its place on the store
+    log.clear();
+    let (first, second) = (one.lock(&a, LockOptions::try_once()), one.lock(&a, opts));
+    assert!(tokio::join!(first, second).1.unwrap().is_none());
+    log.only("waiting");
     held.release().await.unwrap();
 
     for other in [&two, &one] {
