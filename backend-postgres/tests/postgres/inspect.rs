@@ -57,8 +57,8 @@ pub(crate) async fn all_four_are_shown_with_their_holders(env: &Env) {
         assert_eq!(holding.held_for.is_some(), holding.kind != Kind::Lock, "{holding:?}");
         assert_eq!(holding.waiters.is_some(), by_session, "{holding:?}");
     }
-    assert_eq!(held[2].token, Some(lease.token()));
-    assert!(held[2].expires_in.unwrap() <= LeaseOptions::default().ttl);
+    assert_eq!(held[1].token, Some(lease.token()));
+    assert!(held[1].expires_in.unwrap() <= LeaseOptions::default().ttl);
     let of_b = b.holdings(&HoldingQuery::default().kinds([Kind::Lease])).await.unwrap();
     assert_eq!(of_b.len(), 1);
 
