@@ -295,3 +295,62 @@ pub(crate) async fn one_number_for_both_kinds(env: &Env) {
     let all = HoldingQuery::default();
     assert_eq!(a.holdings(&all).await.unwrap(), [], "no list shows another program's");
 }
+
+/// Somebody draws a token for a lease and is slow to insert the row. Nobody else has the lease in
+/// between with a greater one.
+pub(crate) async fn a_slow_insertion_is_not_overtaken(env: &Env) {
+    let schema = format!("slow_{}", rand::random::<u32>());
+    let number: i64 = rand::random();
+    let builder = |app: &str| {
+        let holder = Holder::this_process().named(app);
+        PostgresBackend::builder().schema(&schema).namespace(&schema).holder(holder)
+    };
+    let a = Arc::new(builder("slow").connect(&env.url()).await.unwrap());
+    let b = builder("quick").connect(&env.url()).await.unwrap();
+    a.migrate().await.unwrap();
+    let mut admin = env.admin().await;
+    let trigger = format!(
+        "CREATE FUNCTION {schema}.pause() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN \
+           PERFORM set_config('lock_timeout', '0', true); \
+           PERFORM pg_advisory_xact_lock({number}); RETURN NEW; END $$; \
+         CREATE TRIGGER pause BEFORE INSERT ON {schema}.lease FOR EACH ROW \
+           WHEN (convert_from(NEW.holder, 'UTF8') LIKE 'slow@%') \
+           EXECUTE FUNCTION {schema}.pause(); \
+         SELECT pg_advisory_lock({number})"
+    );
+    run(&mut admin, trigger).await;
+    let slow = a.clone();
+    let slow =
+        tokio::spawn(
+            async move { slow.lease(&key("x"), LeaseOptions::default().wait(PATIENCE)).await },
+        );
+    let pauses = format!(
+        "SELECT (count(*) > 0)::text FROM pg_locks WHERE locktype = 'advisory' AND NOT granted \
+         AND (classid::int8 << 32) | objid::int8 = {number}"
+    );
+    until("the insertion is about to be made", || async {
+        ask(&mut env.admin().await, pauses.clone()).await == "true"
+    })
+    .await;
+    let quick = b.lease(&key("x"), LeaseOptions::try_once()).await.unwrap();
+    let overtook = match quick {
+        Some(lease) => {
+            let token = lease.token();
+            lease.release().await.unwrap();
+            Some(token)
+        }
+        None => None,
+    };
+    run(&mut admin, format!("SELECT pg_advisory_unlock({number})")).await;
+    let lease = got(soon("the slow one", slow).await.unwrap());
+    assert!(Some(lease.token()) > overtook, "{:?} after {overtook:?}", lease.token());
+    assert_eq!(one(&b, Kind::Lease, "x").await.token, Some(lease.token()));
+    let before = lease.token();
+    lease.release().await.unwrap();
+    let lease = got(b.lease(&key("x"), LeaseOptions::default().wait(PATIENCE)).await);
+    assert!(lease.token() > before);
+    lease.release().await.unwrap();
+    a.close().await.unwrap();
+    b.close().await.unwrap();
+    run(&mut admin, format!("DROP SCHEMA {schema} CASCADE")).await;
+}

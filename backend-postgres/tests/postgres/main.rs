@@ -110,6 +110,7 @@ on_both! {
         who_listens_hears_of_a_lease_taken_by_force,
         another_roles_session_needs_a_privilege_to_end,
         the_row_shows_the_holders_token,
+        a_slow_insertion_is_not_overtaken,
         one_number_for_both_kinds,
     }
     diagnose::{
