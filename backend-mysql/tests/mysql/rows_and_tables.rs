@@ -10,10 +10,12 @@ use leasehold_core::{
 };
 use leasehold_mysql::MySqlBackend;
 use mysql_async::prelude::Queryable;
-use mysql_async::{Opts, OptsBuilder, Pool, Transaction};
+use mysql_async::{Opts, Transaction};
 
 use crate::support::{MySqlHarness, failed};
-use crate::{PATIENCE, Verdict, ensure, eventually, key, keys, locked, namespace, within};
+use crate::{
+    PATIENCE, Verdict, ensure, eventually, key, keys, locked, namespace, with_setup, within,
+};
 
 crate::tests!("tables":
     time_zones_do_not_matter,
@@ -29,16 +31,6 @@ crate::tests!("tables":
 );
 
 const DAY: Duration = Duration::from_hours(24);
-
-async fn with_setup(
-    harness: &MySqlHarness,
-    namespace: &str,
-    setup: &str,
-) -> leasehold_core::Result<MySqlBackend> {
-    let opts = OptsBuilder::from_opts(Opts::from_url(harness.url()).map_err(failed)?)
-        .setup(vec![setup.to_owned()]);
-    harness.builder(namespace).from_pool(Pool::new(opts)).await
-}
 
 /// B79, B80: sessions of different time zones agree on leases, dedupe and `verify`.
 async fn time_zones_do_not_matter(harness: Arc<MySqlHarness>) -> Verdict {
