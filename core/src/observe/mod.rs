@@ -22,7 +22,7 @@
 //! | `lost` | warn | `key` `token` `held_ms` `reason` | what a guard held is lost; debug where the reason is `closed` |
 //! | `released` | debug | `key` `token` `held_ms` `outcome` | a guard ended otherwise |
 //! | `commit` | debug | `key` `token` `outcome` `error` | a claim was committed; warn unless the outcome is `committed` |
-//! | `session opened` | debug | `session` `role` | a session for named locks is open; the role is `main` or `waiter` |
+//! | `session opened` | debug | `session` `role` | a session for named locks is open; the role is `main`, `further` or `waiter` |
 //! | `session lost` | warn | `session` `role` `locks` `error` | it ended unwanted, and with it so many locks; debug for none |
 //! | `no session` | warn | `error` | none could be opened; it is tried again |
 //! | `released by force` | warn | `key` `holder` `session` | somebody took it away from its holder |
