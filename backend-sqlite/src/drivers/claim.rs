@@ -46,6 +46,7 @@ impl Claims {
             for tries in 0.. {
                 match self.store.pool.begin().await {
                     Err(error) if is_busy(&error) => pause(tries).await,
+                    Err(sqlx::Error::PoolTimedOut) => {} // the pool's limit is not the caller's
                     begun => return begun,
                 }
             }

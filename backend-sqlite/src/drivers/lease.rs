@@ -38,7 +38,7 @@ const RENEW: &str = "UPDATE leasehold_lease AS l SET expires = ?3 + r.ttl \
     FROM (SELECT value ->> 0 AS key, unhex(value ->> 1) AS owner, value ->> 2 AS ttl \
       FROM json_each(?4)) r \
     WHERE l.namespace = ?1 AND l.key = r.key AND l.owner = r.owner AND l.boot = ?2 \
-      AND l.expires > ?3 RETURNING l.key, l.owner";
+      AND l.expires > ?3 RETURNING key, owner";
 const RELEASE: &str = "DELETE FROM leasehold_lease \
     WHERE namespace = ?1 AND key = ?2 AND owner = ?3 RETURNING 1";
 const PURGE: &str = "DELETE FROM leasehold_lease WHERE (namespace, key) IN \

@@ -54,7 +54,7 @@ const TAKE: &str = concat!(
 );
 const RENUMBER: &str = "UPDATE leasehold_lock AS l SET token = t.token \
     FROM (SELECT value ->> 0 AS key, value ->> 1 AS token FROM json_each(?3)) t \
-    WHERE l.namespace = ?1 AND l.session = ?2 AND l.key = t.key RETURNING l.key, l.token";
+    WHERE l.namespace = ?1 AND l.session = ?2 AND l.key = t.key RETURNING key, token";
 const WAIT: &str = "SELECT (SELECT count(*) FROM leasehold_session WHERE id = ?1), \
     (SELECT session FROM leasehold_lock WHERE namespace = ?2 AND key = ?3)";
 const SESSIONS: &str = "SELECT id FROM leasehold_session LIMIT ?1 OFFSET ?2";

@@ -106,6 +106,7 @@ impl Harness for SqliteHarness {
     fn lacks(&self, need: Need) -> Option<&'static str> {
         match need {
             Need::Silence | Need::LoseAnswer => Some("there is no network before a file"),
+            Need::ParallelWriters => Some("a file has one writer at a time"),
             Need::Restart => Some("there is no server: what can be killed are the processes"),
             _ => None,
         }
