@@ -34,7 +34,8 @@ macro_rules! next_token {
 }
 pub(crate) use {next_token, wall_clock};
 
-/// The tables of named locks. The end of a session frees its locks.
+/// The tables of named locks. The end of a session frees its locks. Waiters are there for those who
+/// would take again what they release: they let the others have it first.
 pub(crate) const LOCKS: &str = "
 CREATE TABLE leasehold_token (one INTEGER PRIMARY KEY CHECK (one = 1), value INTEGER NOT NULL);
 INSERT INTO leasehold_token VALUES (1, 0);
@@ -53,8 +54,16 @@ CREATE TABLE leasehold_lock (
   PRIMARY KEY (namespace, key)
 ) WITHOUT ROWID;
 CREATE INDEX leasehold_lock_session ON leasehold_lock (session);
+CREATE TABLE leasehold_waiter (
+  namespace TEXT NOT NULL,
+  key TEXT NOT NULL,
+  session INTEGER NOT NULL,
+  PRIMARY KEY (namespace, key, session)
+) WITHOUT ROWID;
+CREATE INDEX leasehold_waiter_session ON leasehold_waiter (session);
 CREATE TRIGGER leasehold_session_ended AFTER DELETE ON leasehold_session BEGIN
   DELETE FROM leasehold_lock WHERE session = OLD.id;
+  DELETE FROM leasehold_waiter WHERE session = OLD.id;
 END;
 ";
 

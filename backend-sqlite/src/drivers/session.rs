@@ -11,7 +11,8 @@ use leasehold_core::backend::{
 };
 use leasehold_core::{Error, ErrorKind, FencingToken, Key, Result};
 use serde_json::json;
-use sqlx::sqlite::SqliteConnection;
+use sqlx::query::Query;
+use sqlx::sqlite::{Sqlite, SqliteArguments, SqliteConnection};
 use sqlx::{Connection, Row};
 use tokio::time::Instant;
 
@@ -57,6 +58,11 @@ const RENUMBER: &str = "UPDATE leasehold_lock AS l SET token = t.token \
     WHERE l.namespace = ?1 AND l.session = ?2 AND l.key = t.key RETURNING key, token";
 const WAIT: &str = "SELECT (SELECT count(*) FROM leasehold_session WHERE id = ?1), \
     (SELECT session FROM leasehold_lock WHERE namespace = ?2 AND key = ?3)";
+const QUEUE: &str = "INSERT INTO leasehold_waiter (namespace, key, session) VALUES (?1, ?2, ?3) \
+    ON CONFLICT (namespace, key, session) DO NOTHING";
+const LEAVE: &str = "DELETE FROM leasehold_waiter WHERE session = ?1";
+const WAITERS: &str = "SELECT key, session FROM leasehold_waiter WHERE namespace = ?1 \
+    AND session <> ?2 AND key IN (SELECT value FROM json_each(?3))";
 const SESSIONS: &str = "SELECT id FROM leasehold_session LIMIT ?1 OFFSET ?2";
 
 /// Opens sessions.
@@ -86,7 +92,7 @@ impl SessionDriver for Sessions {
     }
 
     async fn open(&self) -> Result<SqliteSession> {
-        let mut open = self.store.files.open(Which::Locks).await?;
+        let open = self.store.files.open(Which::Locks).await?;
         let place = &self.store.files.place;
         // a file of a random name; should it exist nevertheless, or be cleared away before it is
         // locked, the next one will do
@@ -99,18 +105,11 @@ impl SessionDriver for Sessions {
             }
         };
         // the row comes after the proof: whoever finds the row finds the session alive
-        for tries in 0.. {
-            let row = sqlx::query(OPEN)
-                .bind(id)
-                .bind(self.store.application.clone())
-                .bind(i64::from(std::process::id()));
-            match row.execute(&mut open.conn).await {
-                Ok(_) => break,
-                Err(error) if is_busy(&error) => pause(tries).await,
-                Err(error) => return Err(store_error(error)),
-            }
-        }
-        let session = SqliteSession { id, store: self.store.clone(), open, proof, version: None };
+        let mut session =
+            SqliteSession { id, store: self.store.clone(), open, proof, version: None };
+        let application = self.store.application.clone();
+        let pid = i64::from(std::process::id());
+        session.run(|| sqlx::query(OPEN).bind(id).bind(application.clone()).bind(pid)).await?;
         session.check_files()?;
         Ok(session)
     }
@@ -178,8 +177,11 @@ impl SqliteSession {
                 batch.release.iter().map(|key| released.contains(key.as_str())).collect();
         }
         if !batch.tries.is_empty() {
-            self.end_dead_holders(&batch.tries).await?;
-            let taken = self.numbered(TAKE, &batch.tries).await?;
+            let others = self.awaited_by_others(batch).await?;
+            let tries = batch.tries.iter().filter(|key| !others.contains(key.as_str()));
+            let tries: Vec<Key> = tries.cloned().collect();
+            self.end_dead_holders(&tries).await?;
+            let taken = self.numbered(TAKE, &tries).await?;
             let tried = |key: &Key| match taken.get(key.as_str()) {
                 Some(token) => Try::Granted(Some(*token)),
                 None => Try::Busy,
@@ -192,6 +194,74 @@ impl SqliteSession {
             answer.tokens = batch.tokens.iter().map(token).collect::<Result<_>>()?;
         }
         Ok(answer)
+    }
+
+    /// The keys that would be taken again as soon as they are released, although others wait: it
+    /// is their turn.
+    async fn awaited_by_others(&mut self, batch: &Batch<Key>) -> Result<HashSet<String>> {
+        let released: HashSet<&Key> = batch.release.iter().collect();
+        let again = batch.tries.iter().filter(|key| released.contains(key));
+        let again: Vec<Key> = again.cloned().collect();
+        let mut awaited = HashSet::new();
+        if again.is_empty() {
+            return Ok(awaited);
+        }
+        let rows = sqlx::query(WAITERS)
+            .bind(self.store.namespace.clone())
+            .bind(self.id)
+            .bind(keys(&again))
+            .fetch_all(&mut self.open.conn)
+            .await
+            .map_err(store_error)?;
+        for row in rows {
+            if !is_over(&self.store.files.place, row.try_get(1).map_err(store_error)?)? {
+                awaited.insert(row.try_get(0).map_err(store_error)?);
+            }
+        }
+        Ok(awaited)
+    }
+
+    /// Waits for a key that is in the list of those awaited.
+    async fn wait_until(&mut self, key: &Key, deadline: Instant) -> Result<Try> {
+        for looks in 0.. {
+            self.check_files()?;
+            let holder = self.holder(key).await?;
+            let is_free = match holder {
+                Some(holder) => is_over(&self.store.files.place, holder)?,
+                None => true,
+            };
+            if is_free {
+                let batch = Batch { tries: vec![key.clone()], ..Batch::default() };
+                let answer = self.exchange(&batch).await?.tries.pop();
+                match answer.ok_or_else(wrong_answer)? {
+                    Try::Busy => {} // somebody was faster
+                    other => return Ok(other),
+                }
+            }
+            if Instant::now() >= deadline {
+                break;
+            }
+            tokio::select! {
+                () = pause(looks) => {}
+                () = tokio::time::sleep_until(deadline) => {}
+            }
+        }
+        Ok(Try::Busy)
+    }
+
+    /// Carries out a statement of its own.
+    async fn run(
+        &mut self,
+        statement: impl Fn() -> Query<'static, Sqlite, SqliteArguments>,
+    ) -> Result<()> {
+        for tries in 0.. {
+            match statement().execute(&mut self.open.conn).await {
+                Ok(_) => break,
+                Err(error) if is_busy(&error) => pause(tries).await,
+                Err(error) => return Err(store_error(error)),
+            }
+        }
+        Ok(())
     }
 
     /// Runs a statement that writes a fresh token for each key; the tokens that it wrote.
@@ -290,30 +360,13 @@ impl Session for SqliteSession {
 
     async fn wait(&mut self, key: &Key, wait: Duration) -> Result<Try> {
         let deadline = Instant::now() + wait;
-        for looks in 0.. {
-            self.check_files()?;
-            let holder = self.holder(key).await?;
-            let is_free = match holder {
-                Some(holder) => is_over(&self.store.files.place, holder)?,
-                None => true,
-            };
-            if is_free {
-                let batch = Batch { tries: vec![key.clone()], ..Batch::default() };
-                let answer = self.exchange(&batch).await?.tries.pop();
-                match answer.ok_or_else(wrong_answer)? {
-                    Try::Busy => {} // somebody was faster
-                    other => return Ok(other),
-                }
-            }
-            if Instant::now() >= deadline {
-                break;
-            }
-            tokio::select! {
-                () = pause(looks) => {}
-                () = tokio::time::sleep_until(deadline) => {}
-            }
-        }
-        Ok(Try::Busy)
+        let (id, namespace, name) =
+            (self.id, self.store.namespace.clone(), key.as_str().to_owned());
+        self.check_files()?;
+        self.run(|| sqlx::query(QUEUE).bind(namespace.clone()).bind(name.clone()).bind(id)).await?;
+        let outcome = self.wait_until(key, deadline).await?;
+        self.run(|| sqlx::query(LEAVE).bind(id)).await?;
+        Ok(outcome)
     }
 
     async fn closed(&mut self) -> Error {
