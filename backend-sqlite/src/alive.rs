@@ -25,8 +25,7 @@ impl Locked {
     pub(crate) fn try_at(path: &Path) -> io::Result<Option<Self>> {
         loop {
             let mut options = OpenOptions::new();
-            let file =
-                options.write(true).create(true).truncate(false).mode(0o600).open(path)?;
+            let file = options.write(true).create(true).truncate(false).mode(0o600).open(path)?;
             match file.try_lock() {
                 Ok(()) => {}
                 Err(TryLockError::WouldBlock) => return Ok(None),

@@ -1,7 +1,9 @@
-//! The clock of leases: time since the machine started, which all its processes share.
+//! The clock of leases: the monotonic one of the machine, which all its processes share.
 //!
-//! No step of the wall clock moves it, and it goes on while the machine sleeps. After a restart of
-//! the machine it begins anew, under another id: the holders of before have died with it.
+//! No step of the wall clock moves it. It is the clock of the holders' own deadlines as well, and
+//! like these it stands still while the machine sleeps: with one that goes on, a lease would have
+//! expired at the wake-up that its holder still believes in. After a restart of the machine it
+//! begins anew, under another id: the holders of before have died with it.
 
 use leasehold_core::{Error, ErrorKind, Result};
 
@@ -28,7 +30,7 @@ pub(crate) fn now() -> Result<Moment> {
         })?;
         drop(BOOT.set(id.trim().to_owned())); // another thread read the same
     }
-    let time = clock_gettime(ClockId::Boottime);
+    let time = clock_gettime(ClockId::Monotonic);
     let boot = BOOT.get().map_or("", String::as_str);
     Ok(Moment { boot, micros: time.tv_sec * 1_000_000 + time.tv_nsec / 1_000 })
 }

@@ -6,10 +6,10 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use leasehold_core::{Error, ErrorKind, Result};
-use sqlx::sqlite::{SqliteArguments, SqliteConnectOptions, SqliteConnection, SqliteRow};
-use sqlx::sqlite::{Sqlite, SqliteSynchronous};
-use sqlx::query::Query;
 use sqlx::ConnectOptions;
+use sqlx::query::Query;
+use sqlx::sqlite::{Sqlite, SqliteSynchronous};
+use sqlx::sqlite::{SqliteArguments, SqliteConnectOptions, SqliteConnection, SqliteRow};
 use tokio::sync::{Mutex, MutexGuard, watch};
 use tokio::time::Instant;
 
@@ -186,6 +186,22 @@ impl Single {
         unreachable!("it goes on until it is answered")
     }
 
+    /// Begins a transaction that may write, again and again while the file is busy: the caller
+    /// limits the time. Others have their turn between two tries, so that who only reads need not
+    /// wait for a writer.
+    pub(crate) async fn begin(&self) -> Result<Lent<'_>> {
+        for tries in 0.. {
+            let mut lent = self.lend().await?;
+            match sqlx::query("BEGIN IMMEDIATE").execute(&mut *lent).await {
+                Ok(_) => return Ok(lent),
+                Err(error) if is_busy(&error) => lent.give_back(),
+                Err(error) => return Err(store_error(error)),
+            }
+            pause(tries).await;
+        }
+        unreachable!("it goes on until it is answered")
+    }
+
     /// Ends it: later calls fail.
     pub(crate) async fn close(&self) {
         self.closed.send_replace(true);
@@ -220,19 +236,6 @@ pub(crate) async fn pause(looks: u32) {
     let longest = f64::from(looks.saturating_add(2).min(10));
     let millis = rand::random_range(0.5..1.0) * longest;
     tokio::time::sleep(Duration::from_secs_f64(millis / 1000.0)).await;
-}
-
-/// Begins a transaction that may write, waiting for those who are at it: the caller limits the
-/// time.
-pub(crate) async fn begin(conn: &mut SqliteConnection) -> Result<()> {
-    for tries in 0.. {
-        match sqlx::raw_sql("BEGIN IMMEDIATE").execute(&mut *conn).await {
-            Ok(_) => return Ok(()),
-            Err(error) if is_busy(&error) => pause(tries).await,
-            Err(error) => return Err(store_error(error)),
-        }
-    }
-    unreachable!("it goes on until it is answered")
 }
 
 pub(crate) async fn commit(conn: &mut SqliteConnection) -> Result<()> {

@@ -164,11 +164,7 @@ pub(crate) async fn set_up(
     Err(Error::new(ErrorKind::Unsupported, detail))
 }
 
-async fn is_ready(
-    conn: &mut SqliteConnection,
-    prefix: &str,
-    deadline: Instant,
-) -> Result<bool> {
+async fn is_ready(conn: &mut SqliteConnection, prefix: &str, deadline: Instant) -> Result<bool> {
     let sql = format!("SELECT version FROM {prefix}_version");
     let version = loop {
         let version = sqlx::query_scalar::<_, i64>(AssertSqlSafe(sql.as_str()));

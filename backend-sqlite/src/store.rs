@@ -1,5 +1,6 @@
 //! [`Store`]: what the drivers of a handle share.
 
+use std::fmt::{self, Debug};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
@@ -17,7 +18,6 @@ use crate::schema::next_token;
 const POOL_SIZE: u32 = 10;
 
 /// The files of a handle, and its connections to them.
-#[derive(Debug)]
 pub(crate) struct Store {
     pub(crate) files: Arc<Files>,
     pub(crate) namespace: String,
@@ -68,6 +68,15 @@ impl Store {
 
     pub(crate) async fn close(&self) {
         tokio::join!(self.pool.close(), self.main.close(), self.leases.close(), self.locks.close());
+    }
+}
+
+impl Debug for Store {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Store")
+            .field("path", &self.files.place.main)
+            .field("namespace", &self.namespace)
+            .finish_non_exhaustive()
     }
 }
 

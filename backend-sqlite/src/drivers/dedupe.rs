@@ -1,6 +1,7 @@
 //! Dedupe: rows beside the service's own, so that a key seen in a transaction goes with it.
 
 use std::collections::HashMap;
+use std::fmt::{self, Debug};
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
@@ -13,7 +14,7 @@ use sqlx::{AssertSqlSafe, Row};
 
 use super::{bytes, hex, micros, wrong_answer};
 use crate::error::{NAME, store_error};
-use crate::file::{begin, commit};
+use crate::file::commit;
 use crate::schema::{next_token, wall_clock};
 use crate::store::Store;
 
@@ -28,11 +29,8 @@ const LOOK: &str = concat!(
      AND key IN (SELECT value FROM json_each(?2)) AND expires_at > ",
     wall_clock!()
 );
-const TOKENS: &str = concat!(
-    "UPDATE {p}_token SET value = ?1 - 1 + ",
-    next_token!("{p}_token"),
-    " RETURNING value"
-);
+const TOKENS: &str =
+    concat!("UPDATE {p}_token SET value = ?1 - 1 + ", next_token!("{p}_token"), " RETURNING value");
 const ADMIT: &str = concat!(
     "INSERT INTO {p}_dedupe AS d (namespace, key, owner, done, since, expires_at) \
      SELECT ?1, value ->> 0, unhex(value ->> 1), value ->> 2, ",
@@ -70,7 +68,7 @@ pub(crate) struct Deduper {
 }
 
 /// The statements, with the prefix of the tables.
-#[derive(Clone, Debug)]
+#[derive(Clone)]
 pub(crate) struct Statements {
     look: String,
     tokens: String,
@@ -119,6 +117,12 @@ impl Statements {
             .bind(namespace.to_owned())
             .bind(item.to_string());
         Ok(!admitted.fetch_all(conn).await?.is_empty())
+    }
+}
+
+impl Debug for Statements {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Statements").finish_non_exhaustive()
     }
 }
 
@@ -176,10 +180,9 @@ impl Deduper {
                 json!([item.key.as_str(), hex(item.owner), done, keep])
             })
             .collect();
-        let mut lent = self.store.main.lend().await?;
-        begin(&mut lent).await?;
+        let mut lent = self.store.main.begin().await?;
         let last: i64 = sqlx::query_scalar(AssertSqlSafe(self.sql.tokens.clone()))
-            .bind(items.len() as i64)
+            .bind(i64::try_from(items.len()).unwrap_or(i64::MAX))
             .fetch_one(&mut *lent)
             .await
             .map_err(store_error)?;

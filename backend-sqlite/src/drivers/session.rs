@@ -19,7 +19,7 @@ use tokio::time::Instant;
 use super::wrong_answer;
 use crate::alive::{Locked, is_dead};
 use crate::error::{NAME, file_error, is_busy, store_error};
-use crate::file::{Open, Which, begin, commit, pause};
+use crate::file::{Open, Which, commit, pause};
 use crate::place::Place;
 use crate::schema::{next_token, wall_clock};
 use crate::store::Store;
@@ -271,7 +271,7 @@ impl SqliteSession {
         keys: &[Key],
     ) -> Result<HashMap<String, FencingToken>> {
         let last: i64 = sqlx::query_scalar(TOKENS)
-            .bind(keys.len() as i64)
+            .bind(i64::try_from(keys.len()).unwrap_or(i64::MAX))
             .fetch_one(&mut self.open.conn)
             .await
             .map_err(store_error)?;
@@ -351,7 +351,7 @@ impl Session for SqliteSession {
             self.check_row().await?;
             return Ok(BatchAnswer::default());
         }
-        begin(&mut self.open.conn).await?;
+        self.run(|| sqlx::query("BEGIN IMMEDIATE")).await?;
         let answer = self.carry_out(batch).await?;
         commit(&mut self.open.conn).await?;
         self.check_files()?; // a lock in a file that nobody else sees is none
@@ -421,8 +421,7 @@ pub(crate) async fn clear_dead(store: &Store) -> Result<()> {
     let place = &store.files.place;
     let mut offset = 0;
     loop {
-        let mut lent = store.locks.lend().await?;
-        begin(&mut lent).await?;
+        let mut lent = store.locks.begin().await?;
         let rows = sqlx::query(SESSIONS).bind(CLEARED).bind(offset).fetch_all(&mut *lent).await;
         let ids = rows.map_err(store_error)?;
         let ids = ids.iter().map(|row| row.try_get(0).map_err(store_error));

@@ -90,11 +90,19 @@ impl SqliteHarness {
 
 /// A plain connection, which waits for others.
 pub(crate) async fn connect(path: &Path) -> Result<SqliteConnection> {
-    let options = SqliteConnectOptions::new()
+    options(path).connect().await.map_err(failed)
+}
+
+/// The same, and makes the file if need be.
+pub(crate) async fn connect_or_make(path: &Path) -> Result<SqliteConnection> {
+    options(path).create_if_missing(true).connect().await.map_err(failed)
+}
+
+fn options(path: &Path) -> SqliteConnectOptions {
+    SqliteConnectOptions::new()
         .filename(path)
         .busy_timeout(Duration::from_secs(30))
-        .disable_statement_logging();
-    options.connect().await.map_err(failed)
+        .disable_statement_logging()
 }
 
 #[async_trait]
@@ -185,7 +193,7 @@ impl Harness for SqliteHarness {
             }
         }
         let boot = std::fs::read_to_string("/proc/sys/kernel/random/boot_id").map_err(failed)?;
-        let now = clock_gettime(ClockId::Boottime);
+        let now = clock_gettime(ClockId::Monotonic);
         let sql = "SELECT key FROM leasehold_lease WHERE namespace = ?1 AND boot = ?2 \
             AND expires > ?3";
         let rows = sqlx::query(sql)
