@@ -230,11 +230,12 @@ impl DerefMut for Lent<'_> {
     }
 }
 
-/// A pause before another look, of 1 to 10 ms, growing; with jitter, so that those who wait do not
-/// look in step.
+/// A pause before another look, growing from 1 to 10 ms, and to 25 ms for those who have looked for
+/// long; with jitter, so that those who wait do not look in step.
 pub(crate) async fn pause(looks: u32) {
-    let longest = f64::from(looks.saturating_add(2).min(10));
-    let millis = rand::random_range(0.5..1.0) * longest;
+    const FOR_LONG: u32 = 100;
+    let longest = if looks < FOR_LONG { (looks + 2).min(10) } else { 25 };
+    let millis = rand::random_range(0.5..1.0) * f64::from(longest);
     tokio::time::sleep(Duration::from_secs_f64(millis / 1000.0)).await;
 }
 

@@ -27,6 +27,7 @@ impl Place {
         let mut folder = main.clone().into_os_string();
         folder.push(format!("-{prefix}"));
         let place = Self { main, folder: PathBuf::from(folder) };
+        refuse_network(&place.main)?;
         place.make_folders()?;
         Ok(place)
     }
@@ -133,6 +134,46 @@ fn make_folder(path: &Path) -> Result<()> {
     made.map_err(|error| file_error("make the folder", path, error))
 }
 
+/// Refuses a file on a network: neither the shared memory of SQLite's write-ahead log nor locks
+/// reach other machines.
+#[cfg(target_os = "linux")]
+fn refuse_network(path: &Path) -> Result<()> {
+    let Some(folder) = path.parent() else {
+        return Ok(());
+    };
+    let found =
+        rustix::fs::statfs(folder).map_err(|error| file_error("find", folder, error.into()))?;
+    match network(found.f_type) {
+        None => Ok(()),
+        Some(name) => {
+            let detail = format!(
+                "{} is on a network ({name}): the processes of one machine share a file on its \
+                 own disk; use a server's store between machines",
+                folder.display()
+            );
+            Err(Error::new(ErrorKind::Unsupported, detail))
+        }
+    }
+}
+
+#[cfg(not(target_os = "linux"))]
+#[allow(clippy::unnecessary_wraps)]
+fn refuse_network(_: &Path) -> Result<()> {
+    Ok(())
+}
+
+/// The name of a file system that is on a network, by its number (`man 2 statfs`).
+#[cfg(target_os = "linux")]
+fn network(number: impl Into<i64>) -> Option<&'static str> {
+    match number.into() & 0xffff_ffff {
+        0x6969 => Some("NFS"),
+        0x517b | 0xff53_4d42 | 0xfe53_4d42 => Some("SMB"),
+        0x00c3_6400 => Some("Ceph"),
+        0x5346_414f => Some("AFS"),
+        _ => None,
+    }
+}
+
 /// Which file it is, whatever its name.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Identity(u64, u64);
@@ -154,6 +195,15 @@ impl Identity {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    #[cfg(target_os = "linux")]
+    fn networks_are_known() {
+        assert_eq!(network(0x6969_i64), Some("NFS"));
+        assert_eq!(network(i64::from(0xff53_4d42_u32.cast_signed())), Some("SMB"));
+        assert_eq!(network(0xef53_i64), None, "ext4");
+        refuse_network(&std::env::temp_dir().join("x.db")).unwrap();
+    }
 
     #[test]
     fn urls_name_paths() {

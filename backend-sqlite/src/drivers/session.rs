@@ -214,7 +214,7 @@ impl SqliteSession {
             .await
             .map_err(store_error)?;
         for row in rows {
-            if !is_over(&self.store.files.place, row.try_get(1).map_err(store_error)?)? {
+            if !is_over(&self.store.files.place, row.try_get(1).map_err(store_error)?) {
                 awaited.insert(row.try_get(0).map_err(store_error)?);
             }
         }
@@ -227,7 +227,7 @@ impl SqliteSession {
             self.check_files()?;
             let holder = self.holder(key).await?;
             let is_free = match holder {
-                Some(holder) => is_over(&self.store.files.place, holder)?,
+                Some(holder) => is_over(&self.store.files.place, holder),
                 None => true,
             };
             if is_free {
@@ -303,7 +303,7 @@ impl SqliteSession {
         let mut dead = Vec::new();
         for row in rows {
             let holder: i64 = row.try_get(0).map_err(store_error)?;
-            if holder != self.id && is_over(&self.store.files.place, holder)? {
+            if holder != self.id && is_over(&self.store.files.place, holder) {
                 dead.push(holder);
             }
         }
@@ -352,8 +352,23 @@ impl Session for SqliteSession {
             return Ok(BatchAnswer::default());
         }
         self.run(|| sqlx::query("BEGIN IMMEDIATE")).await?;
-        let answer = self.carry_out(batch).await?;
-        commit(&mut self.open.conn).await?;
+        let carried = match self.carry_out(batch).await {
+            Ok(answer) => commit(&mut self.open.conn).await.map(|()| answer),
+            failed => failed,
+        };
+        let answer = match carried {
+            Err(error) if error.kind() == ErrorKind::Exhausted && only_tries(batch) => {
+                // on a full disk nothing is to be had, and nothing that is held is lost by that
+                sqlx::raw_sql("ROLLBACK")
+                    .execute(&mut self.open.conn)
+                    .await
+                    .map_err(store_error)?;
+                let refused = || Try::Refused(error.clone());
+                let tries = batch.tries.iter().map(|_| refused()).collect();
+                BatchAnswer { tries, ..BatchAnswer::default() }
+            }
+            carried => carried?,
+        };
         self.check_files()?; // a lock in a file that nobody else sees is none
         Ok(answer)
     }
@@ -400,10 +415,14 @@ impl Session for SqliteSession {
     }
 }
 
-/// Whether a session has ended.
-fn is_over(place: &Place, session: i64) -> Result<bool> {
+/// Whether a session has ended. One that cannot be looked at, e.g. because too many files are
+/// open, counts as alive.
+fn is_over(place: &Place, session: i64) -> bool {
     let path = proof_of(place, session);
-    is_dead(&path).map_err(|error| file_error("look at the session's", &path, error))
+    is_dead(&path).unwrap_or_else(|error| {
+        tracing::warn!(path = %path.display(), %error, "cannot tell whether a session is alive");
+        false
+    })
 }
 
 /// Ends sessions, and frees their locks.
@@ -428,7 +447,7 @@ pub(crate) async fn clear_dead(store: &Store) -> Result<()> {
         let ids: Vec<i64> = ids.collect::<Result<_>>()?;
         let mut dead = Vec::new();
         for id in &ids {
-            if is_over(place, *id)? {
+            if is_over(place, *id) {
                 dead.push(*id);
             }
         }
@@ -449,6 +468,10 @@ pub(crate) async fn clear_dead(store: &Store) -> Result<()> {
         }
     }
     Ok(())
+}
+
+fn only_tries(batch: &Batch<Key>) -> bool {
+    batch.kill.is_empty() && batch.release.is_empty() && batch.tokens.is_empty()
 }
 
 fn keys(keys: &[Key]) -> String {
