@@ -7,7 +7,7 @@
 
 use std::fs::{File, OpenOptions, TryLockError};
 use std::io;
-use std::os::unix::fs::OpenOptionsExt;
+use std::os::unix::fs::{FileExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
 use crate::place::Identity;
@@ -38,6 +38,16 @@ impl Locked {
                 return Ok(Some(locked));
             }
         }
+    }
+
+    /// Replaces what is in the file.
+    pub(crate) fn write(&self, text: &[u8]) -> io::Result<()> {
+        self.file.set_len(0)?;
+        self.file.write_all_at(text, 0)
+    }
+
+    pub(crate) fn path(&self) -> &Path {
+        &self.path
     }
 
     /// Whether the file is still where others find it.

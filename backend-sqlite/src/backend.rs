@@ -8,15 +8,16 @@ use async_trait::async_trait;
 use leasehold_core::backend::{LeaseLimits, SessionLimits};
 use leasehold_core::engine::{ClaimEngine, DedupeEngine, LeaseEngine, SessionEngine};
 use leasehold_core::{
-    Admission, Backend, Claim, ClaimLock, ClaimOptions, Dedupe, DedupeOptions, Error, ErrorKind,
-    Housekeeping, Key, Keys, Lease, LeaseGuard, LeaseOptions, LockGuard, LockOptions, NamedLock,
-    Result,
+    Admission, Backend, Capabilities, Claim, ClaimLock, ClaimOptions, Dedupe, DedupeOptions, Error,
+    ErrorKind, Finding, Holding, HoldingQuery, Housekeeping, Inspect, Key, Keys, Kind, Lease,
+    LeaseGuard, LeaseOptions, LockGuard, LockOptions, NamedLock, Reach, Result,
 };
 use sqlx::sqlite::SqlitePool;
 
 use crate::builder::SqliteBuilder;
 use crate::drivers::{Claims, Deduper, Leases, Sessions, clear_dead};
 use crate::error::NAME;
+use crate::inspect;
 use crate::store::Store;
 
 /// What is deleted by one statement of housekeeping: others write between two.
@@ -116,9 +117,34 @@ impl Dedupe for SqliteBackend {
 }
 
 #[async_trait]
+impl Inspect for SqliteBackend {
+    async fn holdings(&self, query: &HoldingQuery) -> Result<Vec<Holding>> {
+        let holdings = inspect::holdings(&self.store, query).await;
+        holdings.map_err(|error| error.at(NAME, "holdings"))
+    }
+
+    async fn force_release(&self, kind: Kind, key: &Key) -> Result<Option<Holding>> {
+        let displaced = inspect::force_release(&self.store, kind, key).await;
+        let displaced = displaced.map_err(|error| error.at(NAME, "force_release").on(key))?;
+        displaced.iter().for_each(|displaced| displaced.log_displaced(NAME));
+        Ok(displaced)
+    }
+
+    async fn diagnose(&self) -> Result<Vec<Finding>> {
+        inspect::diagnose(&self.store).await.map_err(|error| error.at(NAME, "diagnose"))
+    }
+}
+
+#[async_trait]
 impl Backend for SqliteBackend {
     fn name(&self) -> &'static str {
         NAME
+    }
+
+    fn capabilities(&self) -> Capabilities {
+        let mut capabilities = Capabilities::new("sqlx::Transaction<'static, sqlx::Sqlite>");
+        capabilities.reach = Reach::Machine;
+        capabilities
     }
 
     /// Nothing is left to do: [`SqliteBuilder::connect`] has set the files up.

@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use leasehold_core::backend::{LeaseLimits, SessionLimits};
-use leasehold_core::{Error, ErrorKind, Result};
+use leasehold_core::{Error, ErrorKind, Holder, Result};
 
 use crate::backend::SqliteBackend;
 use crate::error::NAME;
@@ -22,7 +22,7 @@ const PREFIX_BYTES: usize = 63;
 pub struct SqliteBuilder {
     namespace: String,
     prefix: String,
-    application_name: String,
+    holder: Holder,
     writer_wait: Duration,
     session_limits: SessionLimits,
     lease_limits: LeaseLimits,
@@ -39,7 +39,7 @@ impl SqliteBuilder {
         Self {
             namespace: String::new(),
             prefix: "leasehold".to_owned(),
-            application_name: "leasehold".to_owned(),
+            holder: Holder::this_process(),
             writer_wait: DEFAULT_WRITER_WAIT,
             session_limits,
             lease_limits,
@@ -62,10 +62,10 @@ impl SqliteBuilder {
         self
     }
 
-    /// The name of the handle's sessions in the table of sessions; default `leasehold`.
+    /// Whom others are told as the holder; default [`Holder::this_process`].
     #[must_use]
-    pub fn application_name(mut self, name: impl Into<String>) -> Self {
-        self.application_name = name.into();
+    pub fn holder(mut self, holder: Holder) -> Self {
+        self.holder = holder;
         self
     }
 
@@ -114,7 +114,7 @@ impl SqliteBuilder {
         self.check()?;
         let place = Place::prepare(url, &self.prefix)?;
         let files = Files { place, prefix: self.prefix };
-        let store = Store::new(files, self.namespace, self.application_name, self.writer_wait);
+        let store = Store::new(files, self.namespace, self.holder.to_string(), self.writer_wait);
         store.open().await?;
         Ok(SqliteBackend::assemble(Arc::new(store), self.session_limits, self.lease_limits))
     }
@@ -124,8 +124,8 @@ impl SqliteBuilder {
             |text: &str| text.chars().all(|char| char.is_ascii_alphanumeric() || char == '_');
         let fault = if self.namespace.len() > NAMESPACE_BYTES {
             format!("a namespace has at most {NAMESPACE_BYTES} bytes")
-        } else if self.namespace.contains('\0') || self.application_name.contains('\0') {
-            "a name must not contain a NUL character".to_owned()
+        } else if self.namespace.contains('\0') {
+            "a namespace must not contain a NUL character".to_owned()
         } else if self.prefix.is_empty() || self.prefix.len() > PREFIX_BYTES {
             format!("a prefix has from 1 to {PREFIX_BYTES} bytes")
         } else if !letters(&self.prefix) || self.prefix.starts_with(|char: char| char.is_numeric())

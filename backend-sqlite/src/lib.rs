@@ -7,6 +7,7 @@ mod clock;
 mod drivers;
 mod error;
 mod file;
+mod inspect;
 mod place;
 mod schema;
 mod store;

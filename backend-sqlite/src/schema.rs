@@ -41,8 +41,7 @@ CREATE TABLE leasehold_token (one INTEGER PRIMARY KEY CHECK (one = 1), value INT
 INSERT INTO leasehold_token VALUES (1, 0);
 CREATE TABLE leasehold_session (
   id INTEGER PRIMARY KEY,
-  application TEXT NOT NULL,
-  pid INTEGER NOT NULL,
+  holder TEXT NOT NULL,
   since INTEGER NOT NULL
 );
 CREATE TABLE leasehold_lock (
@@ -67,7 +66,8 @@ CREATE TRIGGER leasehold_session_ended AFTER DELETE ON leasehold_session BEGIN
 END;
 ";
 
-/// The tables of leases. `expires` is in microseconds of the life `boot` of the machine.
+/// The tables of leases. `expires` and `since` are in microseconds of the
+/// life `boot` of the machine.
 pub(crate) const LEASES: &str = "
 CREATE TABLE leasehold_token (one INTEGER PRIMARY KEY CHECK (one = 1), value INTEGER NOT NULL);
 INSERT INTO leasehold_token VALUES (1, 0);
@@ -79,6 +79,7 @@ CREATE TABLE leasehold_lease (
   boot TEXT NOT NULL,
   expires INTEGER NOT NULL,
   since INTEGER NOT NULL,
+  holder TEXT NOT NULL,
   PRIMARY KEY (namespace, key)
 ) WITHOUT ROWID;
 CREATE INDEX leasehold_lease_expires ON leasehold_lease (expires);
@@ -101,6 +102,7 @@ CREATE TABLE {p}_dedupe (
   done INTEGER NOT NULL,
   since INTEGER NOT NULL,
   expires_at INTEGER NOT NULL,
+  holder TEXT NOT NULL,
   PRIMARY KEY (namespace, key)
 ) WITHOUT ROWID;
 CREATE INDEX {p}_dedupe_expires ON {p}_dedupe (expires_at);

@@ -21,7 +21,7 @@ const POOL_SIZE: u32 = 10;
 pub(crate) struct Store {
     pub(crate) files: Arc<Files>,
     pub(crate) namespace: String,
-    pub(crate) application: String,
+    pub(crate) holder: String,
     /// Of claims and of the service.
     pub(crate) pool: SqlitePool,
     /// Of dedupe.
@@ -35,7 +35,7 @@ impl Store {
     pub(crate) fn new(
         files: Files,
         namespace: String,
-        application: String,
+        holder: String,
         writer_wait: Duration,
     ) -> Self {
         let single = |which| Single::new(files.clone(), which);
@@ -43,7 +43,7 @@ impl Store {
             (single(Which::Main), single(Which::Leases), single(Which::Locks));
         let files = Arc::new(files);
         let pool = pool(&files, writer_wait);
-        Self { files, namespace, application, pool, main, leases, locks }
+        Self { files, namespace, holder, pool, main, leases, locks }
     }
 
     /// Opens and sets up all files.

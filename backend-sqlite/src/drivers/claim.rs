@@ -79,6 +79,7 @@ impl ClaimDriver for Claims {
         let tx = self.open(deadline).await?;
         // only now that the keys are ours is it over those of all earlier claims
         let token = self.store.token().await?;
+        keys.describe(&self.store, ids, token)?;
         Ok(Some(Box::new(SqliteClaim {
             tx: Some(tx),
             keys,
@@ -174,7 +175,7 @@ impl ClaimTx for SqliteClaim {
             }
         }
         self.take_turn();
-        let first = statements.first_seen(self.open(), &store.namespace, key, retain);
+        let first = statements.first_seen(self.open(), &store, key, retain);
         first.await.map_err(store_error)
     }
 

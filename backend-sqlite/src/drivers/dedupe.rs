@@ -32,14 +32,14 @@ const LOOK: &str = concat!(
 const TOKENS: &str =
     concat!("UPDATE {p}_token SET value = ?1 - 1 + ", next_token!("{p}_token"), " RETURNING value");
 const ADMIT: &str = concat!(
-    "INSERT INTO {p}_dedupe AS d (namespace, key, owner, done, since, expires_at) \
+    "INSERT INTO {p}_dedupe AS d (namespace, key, owner, done, since, expires_at, holder) \
      SELECT ?1, value ->> 0, unhex(value ->> 1), value ->> 2, ",
     wall_clock!(),
     ", ",
     wall_clock!(),
-    " + (value ->> 3) FROM json_each(?2) WHERE true \
+    " + (value ->> 3), ?3 FROM json_each(?2) WHERE true \
      ON CONFLICT (namespace, key) DO UPDATE SET owner = excluded.owner, done = excluded.done, \
-       since = excluded.since, expires_at = excluded.expires_at \
+       since = excluded.since, expires_at = excluded.expires_at, holder = excluded.holder \
      WHERE d.owner = excluded.owner OR d.expires_at <= ",
     wall_clock!(),
     " RETURNING key"
@@ -108,14 +108,15 @@ impl Statements {
     pub(crate) async fn first_seen(
         &self,
         conn: &mut SqliteConnection,
-        namespace: &str,
+        store: &Store,
         key: &Key,
         retain: Duration,
     ) -> sqlx::Result<bool> {
         let item = json!([[key.as_str(), hex(Owner::fresh()), 1, micros(retain)]]);
         let admitted = sqlx::query(AssertSqlSafe(self.admit.clone()))
-            .bind(namespace.to_owned())
-            .bind(item.to_string());
+            .bind(store.namespace.clone())
+            .bind(item.to_string())
+            .bind(store.holder.clone());
         Ok(!admitted.fetch_all(conn).await?.is_empty())
     }
 }
@@ -189,6 +190,7 @@ impl Deduper {
         let admitted = sqlx::query(AssertSqlSafe(self.sql.admit.clone()))
             .bind(self.store.namespace.clone())
             .bind(json!(list).to_string())
+            .bind(self.store.holder.clone())
             .fetch_all(&mut *lent)
             .await
             .map_err(store_error)?;

@@ -2,10 +2,12 @@
 
 use std::path::PathBuf;
 
-use leasehold_core::{Deadline, Key, Result};
+use leasehold_core::{Deadline, FencingToken, Key, Result};
+use serde_json::json;
 use sha2::{Digest, Sha256};
 
 use crate::alive::Locked;
+use crate::clock::now;
 use crate::error::file_error;
 use crate::file::pause;
 use crate::store::Store;
@@ -44,6 +46,18 @@ impl KeyLocks {
         Ok(Some(Self(locks)))
     }
 
+    /// Writes into the files what others may be told.
+    pub(super) fn describe(&self, store: &Store, keys: &[Key], token: FencingToken) -> Result<()> {
+        let now = now()?;
+        for (locked, key) in self.0.iter().zip(keys) {
+            let (key, holder) = (key.as_str(), &store.holder);
+            let told = json!([key, holder, token.value(), now.boot, now.micros]).to_string();
+            let written = locked.write(told.as_bytes());
+            written.map_err(|error| file_error("write", locked.path(), error))?;
+        }
+        Ok(())
+    }
+
     /// Whether others still find them: an administrator may have removed the files.
     pub(super) fn are_in_place(&self) -> bool {
         self.0.iter().all(Locked::is_in_place)
@@ -52,11 +66,14 @@ impl KeyLocks {
 
 /// The file of a key. Its name is a hash, since a key may be longer than a file's name may be;
 /// those of one namespace begin alike.
-fn path(store: &Store, key: &Key) -> PathBuf {
-    let (namespace, key) = (store.namespace.as_bytes(), key.as_str().as_bytes());
-    let of_namespace = hex(&Sha256::digest(namespace)[..8]);
-    let of_key = hex(&Sha256::digest([namespace, b"\0", key].concat()));
-    store.files.place.claims().join(format!("{of_namespace}-{of_key}"))
+pub(crate) fn path(store: &Store, key: &Key) -> PathBuf {
+    let text = [store.namespace.as_bytes(), b"\0", key.as_str().as_bytes()].concat();
+    store.files.place.claims().join(format!("{}{}", prefix(store), hex(&Sha256::digest(text))))
+}
+
+/// What the names of a namespace's files begin with.
+pub(crate) fn prefix(store: &Store) -> String {
+    format!("{}-", hex(&Sha256::digest(store.namespace.as_bytes())[..8]))
 }
 
 fn hex(bytes: &[u8]) -> String {

@@ -15,7 +15,7 @@ use sqlx::{AssertSqlSafe, Row, Transaction};
 use super::{bytes, hex, micros, wrong_answer};
 use crate::clock::now;
 use crate::error::{NAME, code, store_error};
-use crate::schema::{next_token, wall_clock};
+use crate::schema::next_token;
 use crate::store::Store;
 
 /// A look that does not write, so that those who wait keep nobody from writing.
@@ -23,15 +23,13 @@ const LOOK: &str = "SELECT expires - ?4 FROM leasehold_lease \
     WHERE namespace = ?1 AND key = ?2 AND boot = ?3 AND expires > ?4 AND owner <> ?5";
 /// A repeated request of the same owner keeps its token.
 const ACQUIRE: &str = concat!(
-    "INSERT INTO leasehold_lease AS l (namespace, key, boot, expires, owner, token, since) \
-     VALUES (?1, ?2, ?3, ?4 + ?6, ?5, ",
+    "INSERT INTO leasehold_lease AS l (namespace, key, boot, expires, owner, holder, since, token) \
+     VALUES (?1, ?2, ?3, ?4 + ?6, ?5, ?7, ?4, ",
     next_token!("leasehold_token"),
-    ", ",
-    wall_clock!(),
     ") ON CONFLICT (namespace, key) DO UPDATE SET boot = excluded.boot, \
        expires = excluded.expires, owner = excluded.owner, \
        token = CASE WHEN l.owner = excluded.owner AND l.boot = ?3 AND l.expires > ?4 \
-         THEN l.token ELSE excluded.token END, since = excluded.since \
+         THEN l.token ELSE excluded.token END, since = excluded.since, holder = excluded.holder \
      WHERE l.owner = excluded.owner OR l.boot <> ?3 OR l.expires <= ?4 RETURNING token"
 );
 const RENEW: &str = "UPDATE leasehold_lease AS l SET expires = ?3 + r.ttl \
@@ -104,7 +102,8 @@ impl LeaseDriver for Leases {
                     .bind(now.boot)
                     .bind(now.micros)
                     .bind(bytes(owner))
-                    .bind(micros(ttl)))
+                    .bind(micros(ttl))
+                    .bind(self.store.holder.clone()))
             });
             if let Some(row) = rows.await?.first() {
                 let token: i64 = row.try_get(0).map_err(store_error)?;

@@ -8,8 +8,9 @@ mod session;
 
 pub(crate) use claim::Claims;
 pub(crate) use dedupe::Deduper;
+pub(crate) use keys::{path as claim_file, prefix as claim_prefix};
 pub(crate) use lease::Leases;
-pub(crate) use session::{Sessions, clear_dead};
+pub(crate) use session::{Sessions, clear_dead, end, is_over};
 
 use std::time::Duration;
 

@@ -30,7 +30,7 @@ const LOOK: Duration = Duration::from_millis(100);
 const CLEARED: u32 = 100;
 
 const OPEN: &str = concat!(
-    "INSERT INTO leasehold_session (id, application, pid, since) VALUES (?1, ?2, ?3, ",
+    "INSERT INTO leasehold_session (id, holder, since) VALUES (?1, ?2, ",
     wall_clock!(),
     ")"
 );
@@ -107,9 +107,8 @@ impl SessionDriver for Sessions {
         // the row comes after the proof: whoever finds the row finds the session alive
         let mut session =
             SqliteSession { id, store: self.store.clone(), open, proof, version: None };
-        let application = self.store.application.clone();
-        let pid = i64::from(std::process::id());
-        session.run(|| sqlx::query(OPEN).bind(id).bind(application.clone()).bind(pid)).await?;
+        let holder = self.store.holder.clone();
+        session.run(|| sqlx::query(OPEN).bind(id).bind(holder.clone())).await?;
         session.check_files()?;
         Ok(session)
     }
@@ -417,7 +416,7 @@ impl Session for SqliteSession {
 
 /// Whether a session has ended. One that cannot be looked at, e.g. because too many files are
 /// open, counts as alive.
-fn is_over(place: &Place, session: i64) -> bool {
+pub(crate) fn is_over(place: &Place, session: i64) -> bool {
     let path = proof_of(place, session);
     is_dead(&path).unwrap_or_else(|error| {
         tracing::warn!(path = %path.display(), %error, "cannot tell whether a session is alive");
@@ -426,7 +425,7 @@ fn is_over(place: &Place, session: i64) -> bool {
 }
 
 /// Ends sessions, and frees their locks.
-async fn end(conn: &mut SqliteConnection, sessions: &[i64]) -> Result<()> {
+pub(crate) async fn end(conn: &mut SqliteConnection, sessions: &[i64]) -> Result<()> {
     let list = json!(sessions).to_string();
     for sql in [KILL, FREE] {
         let ended = sqlx::query(sql).bind(list.clone()).execute(&mut *conn).await;

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use leasehold_core::{Backend, ErrorKind, LockOptions, LossReason, NamedLock};
+use leasehold_core::{Backend, ErrorKind, Holder, LockOptions, LossReason, NamedLock};
 use leasehold_sqlite::SqliteBackend;
 
 use crate::lab::{LONG, Lab, eventually, key, lock_within, soon};
@@ -21,9 +21,10 @@ fn files(lab: &Lab, folder: &str) -> usize {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_deleted_session_loses_its_locks_while_it_is_idle() {
     let lab = Lab::new().await;
-    let store = lab.open_with(SqliteBackend::builder().application_name("one")).await;
+    let store =
+        lab.open_with(SqliteBackend::builder().holder(Holder::this_process().named("one"))).await;
     let guard = store.lock(&key("x"), LockOptions::default()).await.unwrap().unwrap();
-    let sql = "DELETE FROM leasehold_session WHERE application = 'one'";
+    let sql = "DELETE FROM leasehold_session WHERE holder LIKE 'one@%'";
     sqlx::raw_sql(sql).execute(&mut lab.harness.locks().await.unwrap()).await.unwrap();
     assert_eq!(soon("the loss", guard.lost().wait()).await, LossReason::SessionEnded);
     assert!(!guard.is_held());

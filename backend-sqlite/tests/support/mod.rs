@@ -13,7 +13,7 @@ use std::time::Duration;
 use async_trait::async_trait;
 use leasehold_conformance::{Handle, Harness, Link, Need};
 use leasehold_core::{
-    Backend, Claim, ClaimOptions, Error, ErrorKind, Key, Keys, LeaseGuard, Result,
+    Backend, Claim, ClaimOptions, Error, ErrorKind, Holder, Key, Keys, LeaseGuard, Result,
 };
 use leasehold_sqlite::SqliteBackend;
 use rustix::time::{ClockId, clock_gettime};
@@ -123,13 +123,13 @@ impl Harness for SqliteHarness {
     async fn open(&self, namespace: &str) -> Result<Handle> {
         static HANDLES: AtomicU64 = AtomicU64::new(0);
         let number = HANDLES.fetch_add(1, Ordering::Relaxed);
-        let name = format!("{namespace}-{}-{number}", std::process::id());
+        let holder = Holder::this_process().named(&format!("test-{number}"));
         let backend = SqliteBackend::builder()
             .namespace(namespace)
-            .application_name(&name)
+            .holder(holder.clone())
             .connect(&self.url())
             .await?;
-        let link = SqliteLink { name, harness: self.clone() };
+        let link = SqliteLink { holder: holder.to_string(), harness: self.clone() };
         Ok(Handle { backend: Arc::new(backend), link: Arc::new(link) })
     }
 
@@ -244,16 +244,16 @@ pub(crate) async fn write(conn: &mut SqliteConnection, name: &str, value: i64) -
 /// The faults of one handle.
 #[derive(Debug)]
 struct SqliteLink {
-    name: String,
+    holder: String,
     harness: SqliteHarness,
 }
 
 #[async_trait]
 impl Link for SqliteLink {
     async fn end_sessions(&self) -> Result<()> {
-        let sql = "DELETE FROM leasehold_session WHERE application = ?1";
+        let sql = "DELETE FROM leasehold_session WHERE holder = ?1";
         let mut locks = self.harness.locks().await?;
-        sqlx::query(sql).bind(self.name.clone()).execute(&mut locks).await.map_err(failed)?;
+        sqlx::query(sql).bind(self.holder.clone()).execute(&mut locks).await.map_err(failed)?;
         Ok(())
     }
 
