@@ -4,9 +4,6 @@ use leasehold::{Claim, LeaseGuard, Result};
 
 use super::Docs;
 
-/// The names, one a line: the store's map cannot be listed.
-const NAMES: &str = "docs";
-
 #[derive(Debug)]
 pub(super) struct MemoryDocs;
 
@@ -17,26 +14,15 @@ impl Docs for MemoryDocs {
     }
 
     async fn read(&self, claim: &mut Claim, name: &str) -> Result<Option<String>> {
-        Ok(claim.tx::<MemoryTx>()?.read(&format!("doc/{name}")))
+        Ok(claim.tx::<MemoryTx>()?.read(name))
     }
 
     async fn list(&self, claim: &mut Claim, prefix: &str) -> Result<Vec<(String, String)>> {
-        let tx = claim.tx::<MemoryTx>()?;
-        let names = tx.read(NAMES).unwrap_or_default();
-        let wanted = names.lines().filter(|name| name.starts_with(prefix));
-        let found = |name: &str| Some((name.to_owned(), tx.read(&format!("doc/{name}"))?));
-        let mut found: Vec<_> = wanted.filter_map(found).collect();
-        found.sort();
-        Ok(found)
+        Ok(claim.tx::<MemoryTx>()?.list(prefix).into_iter().collect())
     }
 
     async fn write(&self, claim: &mut Claim, name: &str, text: &str) -> Result<()> {
-        let tx = claim.tx::<MemoryTx>()?;
-        tx.write(format!("doc/{name}"), text);
-        let names = tx.read(NAMES).unwrap_or_default();
-        if !names.lines().any(|known| known == name) {
-            tx.write(NAMES, format!("{names}{name}\n"));
-        }
+        claim.tx::<MemoryTx>()?.write(name, text);
         Ok(())
     }
 
