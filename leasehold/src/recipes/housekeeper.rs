@@ -157,7 +157,7 @@ impl Housekeeper {
     /// # Cancel safety
     /// As [`sweep`](Self::sweep).
     pub async fn run(&self) -> Result<Infallible> {
-        let work = async |_: &_| {
+        let work = |_| async {
             self.each().await;
         };
         self.poller().run(self.interval, work).await

@@ -233,7 +233,7 @@ impl Leader {
     ///
     /// # Cancel safety
     /// As safe as `work`; it goes on leading.
-    pub async fn lead<T>(&self, work: impl AsyncFn(&Term) -> T) -> T {
+    pub async fn lead<F: Future>(&self, mut work: impl FnMut(Term) -> F) -> F::Output {
         loop {
             let term = self.elected().await;
             let mut terms = self.terms.clone();
@@ -245,7 +245,7 @@ impl Leader {
                 biased;
                 _ = term.lost.wait() => {}
                 _ = terms.wait_for(|now| now.as_ref() != Some(&term)) => {}
-                done = work(&term) => return done,
+                done = work(term.clone()) => return done,
             }
         }
     }

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use crate::{Claim, ClaimLock, ClaimOptions, Error, Key, Keys, Result};
+use crate::{Claim, ClaimLock, ClaimOptions, Error, ErrorKind, Key, Keys, Result};
 
 /// A limit on how many of something there are, where the store's own rows are the count: running
 /// tasks, say.
@@ -25,21 +25,21 @@ use crate::{Claim, ClaimLock, ClaimOptions, Error, Key, Keys, Result};
 /// use leasehold::recipes::{Limit, PerKey, Taken};
 /// use leasehold::{Claim, Error, Key};
 ///
-/// /// On SQL: `SELECT count(*) FROM tasks WHERE state = 'running' AND repo = $1`.
-/// async fn running(claim: &mut Claim, repo: Option<&str>) -> Result<u64, Error> {
-///     let name = repo.unwrap_or("all");
-///     let count = claim.tx::<MemoryTx>()?.read(name);
-///     Ok(count.and_then(|count| count.parse().ok()).unwrap_or(0))
+/// /// On SQL: `SELECT count(*), count(*) FILTER (WHERE repo = $1) FROM tasks WHERE …`.
+/// async fn running(claim: &mut Claim) -> Result<Vec<u64>, Error> {
+///     let tx = claim.tx::<MemoryTx>()?;
+///     let count = |name| tx.read(name).and_then(|count| count.parse().ok()).unwrap_or(0);
+///     Ok(vec![count("all"), count("repo-a")])
 /// }
 ///
 /// # #[tokio::main(flavor = "current_thread")]
 /// # async fn main() -> leasehold::Result<()> {
 /// let limit = Limit::new(Arc::new(MemoryBackend::new()), Key::new("tasks")?, 20);
 /// let start = async |claim: &mut Claim| -> Result<(), Error> {
-///     for name in ["all", "repo-a"] {
-///         let count = running(claim, Some(name)).await?;
-///         claim.tx::<MemoryTx>()?.write(name, (count + 1).to_string());
-///     }
+///     let counts = running(claim).await?;
+///     let tx = claim.tx::<MemoryTx>()?;
+///     tx.write("all", (counts[0] + 1).to_string());
+///     tx.write("repo-a", (counts[1] + 1).to_string());
 ///     Ok(())
 /// };
 /// let repo = [PerKey::new("repo-a", 1)];
@@ -60,7 +60,7 @@ pub struct Limit {
 /// A limit for one key, under the global one.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PerKey {
-    /// What it is for; given to the count.
+    /// What it is for.
     pub key: String,
     /// The most there may be.
     pub max: u64,
@@ -116,21 +116,21 @@ impl Limit {
 
     /// Counts, and takes if no limit is reached.
     ///
-    /// `count` is asked on the claim's transaction, for all (`None`) and for each key of `per_key`;
-    /// `take` writes on it. Register with [`Claim::after_commit`] what is to happen once it is
+    /// `count` counts on the claim's transaction: first all, then for each key of `per_key`, in its
+    /// order. `take` writes on it. Register with [`Claim::after_commit`] what is to happen once it is
     /// taken.
     ///
     /// # Errors
-    /// Those of [`ClaimLock::claim`], [`Claim::commit`] and of the two closures; nothing is taken
-    /// then, except that [`ErrorKind::CommitUnknown`](crate::ErrorKind::CommitUnknown) does not
-    /// know.
+    /// Those of [`ClaimLock::claim`], [`Claim::commit`] and of the two closures, and
+    /// [`ErrorKind::InvalidOptions`] if `count` gave another number of counts than there are limits.
+    /// Nothing is taken then, except that [`ErrorKind::CommitUnknown`] does not know.
     ///
     /// # Cancel safety
     /// Safe: it is rolled back in the background; once the commit was polled it goes on.
     pub async fn take<T, E: From<Error>>(
         &self,
         per_key: &[PerKey],
-        count: impl AsyncFn(&mut Claim, Option<&str>) -> Result<u64, E>,
+        count: impl AsyncFnOnce(&mut Claim) -> Result<Vec<u64>, E>,
         take: impl AsyncFnOnce(&mut Claim) -> Result<T, E>,
     ) -> Result<Taken<T>, E> {
         let Some(mut claim) = self.claims.claim(&self.keys, self.opts).await? else {
@@ -154,15 +154,20 @@ impl Limit {
         &self,
         claim: &mut Claim,
         per_key: &[PerKey],
-        count: impl AsyncFn(&mut Claim, Option<&str>) -> Result<u64, E>,
+        count: impl AsyncFnOnce(&mut Claim) -> Result<Vec<u64>, E>,
         take: impl AsyncFnOnce(&mut Claim) -> Result<T, E>,
     ) -> Result<Taken<T>, E> {
+        let counts = count(claim).await?;
+        if counts.len() != per_key.len() + 1 {
+            let (limits, counts) = (per_key.len() + 1, counts.len());
+            let detail = format!("there are {limits} limits, and {counts} counts were given");
+            return Err(Error::new(ErrorKind::InvalidOptions, detail).on(&self.keys).into());
+        }
         let all = std::iter::once((None, self.max));
-        let each = per_key.iter().map(|limit| (Some(limit.key.as_str()), limit.max));
-        for (key, max) in all.chain(each) {
-            let count = count(claim, key).await?;
+        let each = per_key.iter().map(|limit| (Some(&limit.key), limit.max));
+        for ((key, max), count) in all.chain(each).zip(counts) {
             if count >= max {
-                return Ok(Taken::Full { key: key.map(Into::into), count, max });
+                return Ok(Taken::Full { key: key.cloned(), count, max });
             }
         }
         take(claim).await.map(Taken::Taken)

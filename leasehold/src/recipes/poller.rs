@@ -1,6 +1,7 @@
 //! [`Poller`]: a periodic job, ticked by whoever gets the lease.
 
 use std::convert::Infallible;
+use std::future::Future;
 use std::ops::AsyncFnOnce;
 use std::sync::Arc;
 use std::time::Duration;
@@ -9,7 +10,9 @@ use tokio::runtime::Handle;
 use tokio::time::{Instant, MissedTickBehavior};
 
 use super::{lost_error, released};
-use crate::{Error, ErrorKind, Key, Lease, LeaseGuard, LeaseOptions, LossReason, Result};
+use crate::{
+    Error, ErrorKind, FencingToken, Key, Lease, LeaseGuard, LeaseOptions, LossReason, Result,
+};
 
 /// A periodic job that every process runs, of which one at a time does the work: it ticks only if
 /// it gets the lease.
@@ -111,17 +114,17 @@ impl Poller {
     }
 
     /// Ticks every `interval` until it is dropped; the first time at once. A failed tick is logged.
-    /// A tick that takes longer delays the next.
+    /// A tick that takes longer delays the next. The work gets the fencing token of its lease.
     ///
     /// # Errors
     /// Only [`ErrorKind::InvalidOptions`], as [`tick`](Self::tick).
     ///
     /// # Cancel safety
     /// As [`tick`](Self::tick).
-    pub async fn run(
+    pub async fn run<F: Future<Output = ()>>(
         &self,
         interval: Duration,
-        mut work: impl AsyncFnMut(&LeaseGuard),
+        mut work: impl FnMut(FencingToken) -> F,
     ) -> Result<Infallible> {
         if interval.is_zero() {
             return Err(Error::new(ErrorKind::InvalidOptions, "an interval must not be zero"));
@@ -130,7 +133,7 @@ impl Poller {
         ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
         loop {
             ticks.tick().await;
-            match self.tick(async |guard| work(guard).await).await {
+            match self.tick(async |guard: &LeaseGuard| work(guard.token()).await).await {
                 Ok(_) => {}
                 Err(error) if error.kind() == ErrorKind::InvalidOptions => return Err(error),
                 Err(error) => tracing::warn!(key = %self.key, %error, "tick failed"),

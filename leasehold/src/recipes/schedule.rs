@@ -1,6 +1,6 @@
 //! [`Schedule`]: each tick fires once across the fleet.
 
-use std::ops::AsyncFnMut;
+use std::future::Future;
 use std::sync::Arc;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
@@ -131,7 +131,10 @@ impl Schedule {
     ///
     /// # Cancel safety
     /// A tick may be recorded and not fired; otherwise as safe as `work`.
-    pub async fn run(&self, mut work: impl AsyncFnMut(Tick)) -> Result<()> {
+    pub async fn run<F>(&self, mut work: impl FnMut(Tick) -> F) -> Result<()>
+    where
+        F: Future<Output = ()>,
+    {
         let opts = DedupeOptions::default().retain(self.retain()?).done_at_once();
         let mut clock = StoreClock::new(self.dedupe.clone(), &self.key)?;
         let mut seen = None;

@@ -1,6 +1,7 @@
 //! [`SingleFlight`]: one does it, the others wait and read what it stored.
 
 use std::collections::HashMap;
+use std::future::Future;
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 use std::time::Duration;
 
@@ -87,10 +88,10 @@ impl SingleFlight {
     ///
     /// # Cancel safety
     /// As safe as the closures; a lease is released in the background.
-    pub async fn run<T, E: From<Error>>(
+    pub async fn run<T, E: From<Error>, R: Future<Output = Result<Option<T>, E>>>(
         &self,
         key: &Key,
-        read: impl AsyncFn() -> Result<Option<T>, E>,
+        read: impl Fn() -> R,
         work: impl AsyncFnOnce(&LeaseGuard) -> Result<T, E>,
     ) -> Result<Option<T>, E> {
         if let Some(stored) = read().await? {
