@@ -1,5 +1,7 @@
 //! Two services that run as several copies, on any store that leasehold knows.
 //!
+//! - [`tasks`]: pods that take in webhooks and run tasks under limits, with a schedule, tokens that
+//!   are good once, a refresh that serves all, and housekeeping.
 //! - [`pipelines`]: each pipeline is driven by one server at a time; sticky locks, a sweep, and a
 //!   take-over when a server dies.
 //!
@@ -9,6 +11,7 @@
 pub mod docs;
 pub mod journal;
 pub mod pipelines;
+pub mod tasks;
 
 pub use docs::Docs;
 pub use journal::{Event, Journal};

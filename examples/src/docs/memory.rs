@@ -9,8 +9,8 @@ pub(super) struct MemoryDocs;
 
 #[async_trait]
 impl Docs for MemoryDocs {
-    async fn create(&self, _: &mut Claim) -> Result<()> {
-        Ok(())
+    async fn create(&self, claim: Claim) -> Result<()> {
+        claim.rollback().await // there is nothing to make
     }
 
     async fn read(&self, claim: &mut Claim, name: &str) -> Result<Option<String>> {

@@ -16,8 +16,8 @@ use leasehold::{Claim, ClaimOptions, Error, ErrorKind, Keys, LeaseGuard, Result,
 /// Small texts by name, read and written on the transaction of a claim.
 #[async_trait]
 pub trait Docs: Debug + Send + Sync + 'static {
-    /// Makes the table.
-    async fn create(&self, claim: &mut Claim) -> Result<()>;
+    /// Makes the table, and ends the claim.
+    async fn create(&self, claim: Claim) -> Result<()>;
     /// A text.
     async fn read(&self, claim: &mut Claim, name: &str) -> Result<Option<String>>;
     /// Those whose names begin with `prefix`, in order. On Redis before the first write only.
@@ -46,9 +46,7 @@ pub async fn open(store: &Store) -> Result<Box<dyn Docs>> {
             return Err(Error::new(ErrorKind::Unsupported, detail));
         }
     };
-    let mut claim = claim(store, &["create the table"]).await?;
-    docs.create(&mut claim).await?;
-    claim.commit().await?;
+    docs.create(claim(store, &["create the table"]).await?).await?;
     Ok(docs)
 }
 

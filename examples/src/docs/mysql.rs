@@ -12,10 +12,13 @@ pub(super) struct MySqlDocs;
 
 #[async_trait]
 impl Docs for MySqlDocs {
-    async fn create(&self, claim: &mut Claim) -> Result<()> {
+    async fn create(&self, mut claim: Claim) -> Result<()> {
         let sql = "CREATE TABLE IF NOT EXISTS docs \
                    (name varbinary(200) PRIMARY KEY, doc text NOT NULL) ENGINE InnoDB";
-        claim.tx::<Tx>()?.query_drop(sql).await.map_err(failed)
+        claim.tx::<Tx>()?.query_drop(sql).await.map_err(failed)?;
+        // the server has committed by itself, as with every such statement
+        drop(claim);
+        Ok(())
     }
 
     async fn read(&self, claim: &mut Claim, name: &str) -> Result<Option<String>> {

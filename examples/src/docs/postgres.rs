@@ -11,10 +11,10 @@ pub(super) struct PostgresDocs;
 
 #[async_trait]
 impl Docs for PostgresDocs {
-    async fn create(&self, claim: &mut Claim) -> Result<()> {
+    async fn create(&self, mut claim: Claim) -> Result<()> {
         let sql = "CREATE TABLE IF NOT EXISTS docs (name text PRIMARY KEY, doc text NOT NULL)";
         sqlx::query(sql).execute(&mut **claim.tx::<Tx>()?).await.map_err(failed)?;
-        Ok(())
+        claim.commit().await
     }
 
     async fn read(&self, claim: &mut Claim, name: &str) -> Result<Option<String>> {

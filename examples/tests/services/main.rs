@@ -2,8 +2,10 @@
 //! paused and started again; then it is looked at what really happened.
 
 mod fleet;
+mod http;
 mod pipelines;
 mod stores;
+mod tasks;
 
 use std::process::ExitCode;
 use std::time::Duration;
@@ -22,9 +24,13 @@ fn main() -> ExitCode {
     let only = std::env::var("LEASEHOLD_TEST_ONLY").unwrap_or_default();
     let places = Place::ALL.into_iter().filter(|place| only.is_empty() || only == place.name());
     let trials = places.flat_map(|place| {
-        [Trial::test(format!("pipelines on {}", place.name()), move || {
-            run(place, &pipelines::PROGRAM, pipelines::check)
-        })]
+        let trial = |program: &Program| format!("{} on {}", program.name, place.name());
+        [
+            Trial::test(trial(&pipelines::PROGRAM), move || {
+                run(place, &pipelines::PROGRAM, pipelines::check)
+            }),
+            Trial::test(trial(&tasks::PROGRAM), move || run(place, &tasks::PROGRAM, tasks::check)),
+        ]
     });
     libtest_mimic::run(&args, trials.collect()).exit_code()
 }
