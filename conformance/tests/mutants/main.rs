@@ -52,6 +52,9 @@ enum Mutant {
     VerifyAlwaysPasses,
     HousekeepingDeletesTheLive,
     CloseLeavesLeases,
+    LeasesExcludeNobody,
+    AbandonCompletes,
+    TicksAreFirstAgain,
 }
 
 const TABLE: &[(Mutant, &str)] = &[
@@ -91,6 +94,18 @@ const TABLE: &[(Mutant, &str)] = &[
     (Mutant::VerifyAlwaysPasses, "expiry::late_write_after_deletion_is_rejected"),
     (Mutant::HousekeepingDeletesTheLive, "expiry::housekeeping_spares_the_live"),
     (Mutant::CloseLeavesLeases, "lifecycle::close_frees_and_tells"),
+    (Mutant::LeasesExcludeNobody, "lease::excludes"),
+    (Mutant::AbandonCompletes, "dedupe::abandon_makes_it_first_again"),
+    // what a recipe promises falls with what is beneath it
+    (Mutant::NoExclusion, "recipes::leader_is_one"),
+    (Mutant::LossIsNeverTold, "recipes::leader_of_an_ended_session_is_told"),
+    (Mutant::NoExclusion, "recipes::semaphore_over_locks_is_never_exceeded"),
+    (Mutant::LeasesExcludeNobody, "recipes::semaphore_over_leases_is_never_exceeded"),
+    (Mutant::LeasesExcludeNobody, "recipes::poller_ticks_one_at_a_time"),
+    (Mutant::ClaimsExcludeNobody, "recipes::limit_is_never_exceeded"),
+    (Mutant::AbandonCompletes, "recipes::token_that_was_never_issued_stays_unknown"),
+    (Mutant::TicksAreFirstAgain, "recipes::schedule_fires_each_tick_once"),
+    (Mutant::AdmitsDuplicates, "recipes::takeover_by_exactly_one"),
 ];
 
 /// Those that the sequential model must find as well, with a short history.
