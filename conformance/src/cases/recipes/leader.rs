@@ -3,7 +3,7 @@
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-use leasehold::recipes::{Campaign, Leader};
+use leasehold::recipes::{Campaign, Leader, Term};
 use leasehold_core::LossReason;
 use tokio::task::JoinSet;
 
@@ -11,7 +11,7 @@ use super::Inside;
 use crate::cancel::cancel_at_every_poll;
 use crate::case::cases;
 use crate::ctx::{Ctx, HandleExt, LONG, PATIENCE, all, is_lost, key, pause, soon};
-use crate::fault::{Verdict, ensure};
+use crate::fault::{Fault, Verdict, ensure};
 use crate::harness::Handle;
 
 cases!(Recipes in "recipes" {
@@ -78,7 +78,7 @@ async fn told_of_a_loss(
     a: &Leader,
     b: &Leader,
     lose: impl AsyncFnOnce() -> Verdict,
-) -> Result<LossReason, crate::fault::Fault> {
+) -> Result<(LossReason, [Term; 2]), Fault> {
     let term = soon("a to lead", a.elected()).await?;
     let mut news = a.watch();
     news.mark_unchanged();
@@ -87,14 +87,14 @@ async fn told_of_a_loss(
         let _entered = inside.enter();
         std::future::pending::<()>().await;
     });
-    let reason = {
+    let (reason, next) = {
         let mut works = std::pin::pin!(works);
         let told = async {
             lose().await?;
             is_lost(PATIENCE, "the leadership", &term.lost()).await
         };
         let reason = tokio::select! {
-            () = &mut works => return Err(crate::fault::Fault::new("the work ended by itself")),
+            () = &mut works => return Err(Fault::new("the work ended by itself")),
             reason = told => reason?,
         };
         // it may lead again by now, in another term
@@ -108,13 +108,12 @@ async fn told_of_a_loss(
             }
         };
         let next = soon("somebody to lead again", next).await?;
-        let (old, next) = (term.token(), next.map(|next| next.token()));
-        ensure!(next > Some(old), "expected a greater token than {old}, got {next:?}");
-        reason
+        (reason, next.ok_or_else(|| Fault::new("the work ended by itself"))?)
     };
+    ensure!(next != term, "expected another term after the loss");
     ensure!(inside.most() == 1, "expected the work of one term at a time");
     soon("the news of the loss", news.changed()).await?.unwrap_or_default();
-    Ok(reason)
+    Ok((reason, [term, next]))
 }
 
 async fn leader_of_an_ended_session_is_told(ctx: Ctx) -> Verdict {
@@ -123,7 +122,9 @@ async fn leader_of_an_ended_session_is_told(ctx: Ctx) -> Verdict {
     soon("a to lead", leader.elected()).await?;
     let other = over_locks(&b).start();
     let lose = async || Ok(a.link.end_sessions().await?);
-    let reason = told_of_a_loss(&leader, &other, lose).await?;
+    let (reason, [old, next]) = told_of_a_loss(&leader, &other, lose).await?;
+    let (old, next) = (old.token(), next.token());
+    ensure!(next > old, "expected a greater token than {old}, got {next}");
     let fits = matches!(reason, LossReason::SessionEnded | LossReason::Silent);
     ensure!(fits, "expected the session to be named as the reason, not {reason:?}");
     Ok(())
