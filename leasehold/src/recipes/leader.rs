@@ -3,6 +3,7 @@
 use std::fmt;
 use std::future::Future;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use tokio::sync::{mpsc, watch};
@@ -16,6 +17,8 @@ use crate::{Error, FencingToken, Key, Lease, LossReason, Lost, NamedLock, Result
 const ROUND: Duration = Duration::from_secs(10);
 /// The pause after a failed try.
 const RETRY: Duration = Duration::from_secs(1);
+/// The terms of all candidates of this process, counted.
+static TERMS: AtomicU64 = AtomicU64::new(0);
 
 /// A candidate to be made: over which trait, and how it campaigns.
 #[derive(Clone, Debug)]
@@ -141,6 +144,8 @@ impl LeaderHealth {
 /// One uninterrupted leadership.
 #[derive(Clone, Debug)]
 pub struct Term {
+    /// Tells it from every other term that this process sees.
+    id: u64,
     token: FencingToken,
     lost: Lost,
     /// Held by those who work in this term; a resignation waits for them.
@@ -159,9 +164,10 @@ impl Term {
     }
 }
 
+/// Equal if they are the same term of the same candidate.
 impl PartialEq for Term {
     fn eq(&self, other: &Self) -> bool {
-        self.token == other.token
+        self.id == other.id
     }
 }
 
@@ -362,7 +368,8 @@ impl Candidate {
         let key = &self.campaign.key;
         let lost = hold.lost();
         let (working, mut workers) = mpsc::channel(1);
-        let term = Term { token, lost: lost.clone(), work: working.downgrade() };
+        let id = TERMS.fetch_add(1, Ordering::Relaxed);
+        let term = Term { id, token, lost: lost.clone(), work: working.downgrade() };
         tracing::info!(%key, %token, "elected");
         // dropped before `hold`: nobody is told of a term whose lock is gone
         let told = Until(&self.terms.0);

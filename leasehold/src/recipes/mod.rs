@@ -25,6 +25,8 @@
 //! - Keys are the recipe's own: two recipes of different types must not be given the same key, for
 //!   the two would meet.
 
+#[cfg(feature = "cron")]
+mod cron;
 mod exclusion;
 mod housekeeper;
 mod leader;
@@ -39,6 +41,8 @@ mod takeover;
 mod timetable;
 mod turns;
 
+#[cfg(feature = "cron")]
+pub use cron::Cron;
 pub use housekeeper::{Housekeeper, Sweep, SweepReport};
 pub use leader::{Campaign, Leader, LeaderHealth, Standing, Term};
 pub use limit::{Limit, PerKey, Taken};
