@@ -2,7 +2,7 @@
 
 use clap::{ArgAction, Args, Parser, Subcommand};
 
-use crate::commands::{completions, dedupe, doctor, list, release, show, upkeep, watch};
+use crate::commands::{bench, completions, dedupe, doctor, list, release, show, upkeep, watch};
 use crate::run;
 use crate::ui::{Color, Format};
 
@@ -73,6 +73,9 @@ pub(crate) enum Command {
     Migrate(upkeep::Migrate),
     Housekeep(upkeep::Housekeep),
     Doctor(doctor::Doctor),
+    #[cfg(feature = "verify")]
+    Verify(crate::verify::Verify),
+    Bench(bench::Bench),
     Completions(completions::Completions),
     Man(completions::Man),
 }

@@ -42,11 +42,6 @@ impl Failure {
         Self { code, kind: "program", message, advice: advice.to_owned() }
     }
 
-    /// The same with another exit code.
-    pub(crate) fn with_code(self, code: u8) -> Self {
-        Self { code, ..self }
-    }
-
     /// The exit code.
     pub(crate) fn code(&self) -> u8 {
         self.code

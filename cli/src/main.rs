@@ -16,19 +16,25 @@ mod style;
 mod table;
 mod ui;
 mod usage;
+#[cfg(feature = "verify")]
+mod verify;
 
 use std::process::ExitCode;
 
 use clap::{CommandFactory, FromArgMatches};
 
 use crate::cli::{Cli, Command};
-use crate::commands::{completions, dedupe, doctor, list, release, show, upkeep, watch};
+use crate::commands::{bench, completions, dedupe, doctor, list, release, show, upkeep, watch};
 use crate::failure::{Failure, Outcome};
 use crate::ui::Ui;
 
 fn main() -> ExitCode {
     if let Some(code) = run::helper() {
         return ExitCode::from(code);
+    }
+    #[cfg(feature = "verify")]
+    if let Some(code) = verify::helper() {
+        return code;
     }
     let matches = match Cli::command().try_get_matches() {
         Ok(matches) => matches,
@@ -39,7 +45,7 @@ fn main() -> ExitCode {
         Err(error) => return usage::exit(&error),
     };
     cli.globals.color.choose();
-    logs::start(cli.globals.verbose);
+    logs::start(cli.globals.verbose, cli.globals.store.as_deref());
     let ui = Ui { format: cli.globals.output, quiet: cli.globals.quiet };
     let code = run_command(ui, &cli).unwrap_or_else(|failure| {
         ui.failure(&failure);
@@ -68,6 +74,9 @@ fn run_command(ui: Ui, cli: &Cli) -> Outcome {
             Command::Migrate(_) => upkeep::migrate(ui, globals).await,
             Command::Housekeep(_) => upkeep::housekeep(ui, globals).await,
             Command::Doctor(args) => doctor::doctor(ui, globals, args).await,
+            #[cfg(feature = "verify")]
+            Command::Verify(args) => verify::verify(ui, globals, args).await,
+            Command::Bench(args) => bench::bench(ui, globals, args).await,
             Command::Completions(args) => completions::completions(ui, args),
             Command::Man(args) => completions::man(ui, args),
         }

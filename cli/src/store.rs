@@ -1,9 +1,8 @@
 //! The store that the command line names.
 
-use std::sync::Arc;
 use std::time::Duration;
 
-use leasehold::{Backend, Error, ErrorKind, Store};
+use leasehold::{Error, ErrorKind, Store};
 use serde_json::json;
 
 use crate::cli::Globals;
@@ -59,19 +58,21 @@ pub(crate) async fn made_tables(ui: Ui, store: &Store, error: &Error) -> Result<
         return Ok(false);
     }
     store.migrate().await?;
-    let text = format!("made the tables on {store}");
-    ui.news("migrated", json!({"store": store.url()}), &text);
+    let place = store.url().split('?').next().unwrap_or_default();
+    ui.news("migrated", json!({"store": place}), &format!("made the tables on {place}"));
     Ok(true)
 }
 
-/// The backend as the suite and the bench want it.
-pub(crate) fn backend(store: &Store) -> Arc<dyn Backend> {
-    store.backend()
+/// Whether the URL has this option.
+pub(crate) fn has_option(url: &str, name: &str) -> bool {
+    option(url, name).is_some()
 }
 
-fn has_option(url: &str, name: &str) -> bool {
+/// The value of an option of the URL.
+pub(crate) fn option(url: &str, name: &str) -> Option<String> {
     let query = url.split_once('?').map_or("", |(_, query)| query);
-    form_urlencoded::parse(query.as_bytes()).any(|(known, _)| known == name)
+    let mut pairs = form_urlencoded::parse(query.as_bytes());
+    pairs.find(|(known, _)| known == name).map(|(_, value)| value.into_owned())
 }
 
 /// The URL with this option, in place of the one it may have.

@@ -43,9 +43,6 @@ mod tests {
         let args = ["--stroe=pg://me:s3cret@db/a", "pg://me:s3cret@db/b", "name"];
         let said = "unexpected argument '--stroe=pg://me:s3cret@db/a' or pg://me:s3cret@db/b name";
         let told = scrubbed(said, args.iter().map(ToString::to_string));
-        assert_eq!(
-            told,
-            "unexpected argument '--stroe=pg://me:***@db/a' or pg://me:***@db/b name"
-        );
+        assert_eq!(told, "unexpected argument '--stroe=pg://me:***@db/a' or pg://me:***@db/b name");
     }
 }

@@ -172,9 +172,7 @@ async fn tries(store: &Store) -> Vec<Finding> {
 async fn tried(topic: &'static str, attempt: impl Future<Output = Result<bool>>) -> Finding {
     let start = Instant::now();
     match limited(attempt).await {
-        Ok(true) => {
-            Finding::fine(topic, format!("works, in {}", duration::human(start.elapsed())))
-        }
+        Ok(true) => Finding::fine(topic, format!("works, in {}", duration::human(start.elapsed()))),
         Ok(false) => {
             let advice = "run it again when no other doctor is at work";
             Finding::warning(topic, format!("not tried: {NAME} is held"), advice)

@@ -1,5 +1,6 @@
 //! The subcommands but `run`; a file each.
 
+pub(crate) mod bench;
 pub(crate) mod completions;
 pub(crate) mod dedupe;
 pub(crate) mod doctor;
