@@ -32,7 +32,8 @@ pub(crate) struct Cli {
 pub(crate) struct Globals {
     /// The store, e.g. postgres://user@host/database, mysql://…, redis://…
     ///
-    /// Where the URL has a password, rather set the variable: others see a command line.
+    /// Where the URL has a password, rather set the variable `LEASEHOLD_URL`: others see a command
+    /// line.
     #[arg(long, short = 's', global = true, env = "LEASEHOLD_URL", value_name = "URL")]
     #[arg(hide_env_values = true)]
     pub(crate) store: Option<String>,

@@ -10,7 +10,7 @@ use crate::failure::Outcome;
 use crate::ui::Ui;
 use crate::{exit, store};
 
-/// Lists who holds what
+/// Lists who holds what on the store
 ///
 /// On a terminal a table; in a pipe a line each, tab-separated, without a head: kind, name, holder,
 /// time held, time until it expires, token, waiters. Where the store keeps only the hash of a lock's

@@ -55,7 +55,7 @@ fn every_subcommand_explains_itself() {
 fn completions_are_of_the_shell() {
     for shell in ["bash", "zsh", "fish", "elvish", "powershell"] {
         let script = ended(&mut leasehold(&["completions", shell])).code_is(0).out;
-        assert!(script.contains("housekeep") && script.contains("--busy-code"), "{shell}");
+        assert!(script.contains("housekeep") && script.contains("busy-code"), "{shell}");
         if shell == "bash" {
             let checked = Command::new("bash").args(["-n", "-c", &script]).status();
             assert!(checked.expect("bash is there").success());

@@ -44,8 +44,9 @@ fn who_dies_of_the_signal_is_told_by_the_code() {
 fn the_lock_is_held_until_the_last_process_of_the_group_has_ended() {
     let place = postgres();
     // the first process dies of the signal at once; the other cleans up for a while
-    let script = "(trap 'echo cleaning; read line; echo cleaned; exit' TERM; echo pid; \
-                  while :; do sleep 0.02; done) <&0 & wait";
+    let script = "exec 3<&0; (trap 'echo cleaning; read line <&3; echo cleaned; exit' TERM; \
+                  echo pid; \
+                  while :; do sleep 0.02; done) & wait";
     let mut job = place.starts(&["run", "--grace", "20s", "x", "--", "sh", "-c", script]);
     job.says("pid");
     job.signal(Signal::SIGTERM);
