@@ -30,7 +30,7 @@ pub(crate) struct Cli {
 #[derive(Debug, Args)]
 #[command(next_help_heading = "Store and output")]
 pub(crate) struct Globals {
-    /// The store, e.g. postgres://user@host/database, mysql://…, redis://…
+    /// The store, e.g. `postgres://user@host/database`, `mysql://…`, `redis://…`
     ///
     /// Where the URL has a password, rather set the variable `LEASEHOLD_URL`: others see a command
     /// line.
@@ -79,4 +79,15 @@ pub(crate) enum Command {
     Bench(bench::Bench),
     Completions(completions::Completions),
     Man(completions::Man),
+}
+
+impl Command {
+    /// Whether it makes errors on purpose.
+    pub(crate) fn is_noisy(&self) -> bool {
+        match self {
+            #[cfg(feature = "verify")]
+            Self::Verify(_) => true,
+            _ => false,
+        }
+    }
 }

@@ -9,9 +9,10 @@ use tracing_subscriber::EnvFilter;
 const SHORTEST: usize = 4;
 
 /// Logs as `LEASEHOLD_LOG` says, else as loud as `-v` was given often. The password of the store's
-/// URL is left out, whoever logs it.
-pub(crate) fn start(verbose: u8, url: Option<&str>) {
+/// URL is left out, whoever logs it. A noisy command makes errors on purpose: only `-v` shows them.
+pub(crate) fn start(verbose: u8, url: Option<&str>, is_noisy: bool) {
     let level = match verbose {
+        0 if is_noisy => "off",
         0 => "error",
         1 => "leasehold=info,leasehold_core=info,warn",
         2 => {

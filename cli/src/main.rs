@@ -45,7 +45,7 @@ fn main() -> ExitCode {
         Err(error) => return usage::exit(&error),
     };
     cli.globals.color.choose();
-    logs::start(cli.globals.verbose, cli.globals.store.as_deref());
+    logs::start(cli.globals.verbose, cli.globals.store.as_deref(), cli.command.is_noisy());
     let ui = Ui { format: cli.globals.output, quiet: cli.globals.quiet };
     let code = run_command(ui, &cli).unwrap_or_else(|failure| {
         ui.failure(&failure);
@@ -77,7 +77,7 @@ fn run_command(ui: Ui, cli: &Cli) -> Outcome {
             #[cfg(feature = "verify")]
             Command::Verify(args) => verify::verify(ui, globals, args).await,
             Command::Bench(args) => bench::bench(ui, globals, args).await,
-            Command::Completions(args) => completions::completions(ui, args),
+            Command::Completions(args) => Ok(completions::completions(ui, args)),
             Command::Man(args) => completions::man(ui, args),
         }
     });

@@ -66,6 +66,7 @@ impl Ui {
     }
 
     /// The result of a command.
+    #[allow(clippy::unused_self)] // all that is said is said by it
     pub(crate) fn print(self, text: &str) {
         let mut out = anstream::stdout().lock();
         drop(out.write_all(text.as_bytes()).and_then(|()| out.flush()));

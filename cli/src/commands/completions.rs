@@ -28,11 +28,11 @@ pub(crate) struct Man {
     into: Option<PathBuf>,
 }
 
-pub(crate) fn completions(ui: Ui, args: &Completions) -> Outcome {
+pub(crate) fn completions(ui: Ui, args: &Completions) -> u8 {
     let mut text = Vec::new();
     clap_complete::generate(args.shell, &mut Cli::command(), "leasehold", &mut text);
     ui.print(&String::from_utf8_lossy(&text));
-    Ok(exit::OK)
+    exit::OK
 }
 
 pub(crate) fn man(ui: Ui, args: &Man) -> Outcome {

@@ -1,6 +1,6 @@
 //! `leasehold dedupe`.
 
-use std::time::{Duration, SystemTime};
+use std::time::Duration;
 
 use clap::Args;
 use leasehold::{Admission, DedupeOptions, Key, Store};
@@ -47,16 +47,14 @@ pub(crate) async fn dedupe(ui: Ui, globals: &Globals, args: &Dedupe) -> Outcome 
         Admission::Done { at } => (false, Some(at)),
     };
     store::close(&store).await;
-    let ago = seen.and_then(|seen| SystemTime::now().duration_since(seen).ok());
+    let seen = seen.map(|seen| humantime::format_rfc3339_seconds(seen).to_string());
     if ui.is_json() {
-        let ago = ago.map(|ago| ago.as_secs_f64());
-        ui.print_json(&json!({"key": key.as_str(), "first": first, "seen_s_ago": ago}));
+        ui.print_json(&json!({"key": key.as_str(), "first": first, "seen_at": seen}));
     } else {
         let name = printable(key.as_str());
-        let ago = ago.map(|ago| format!(", {} ago", duration::human(ago))).unwrap_or_default();
-        ui.remark(&match first {
-            true => format!("{name} is first"),
-            false => format!("{name} was seen{ago}"),
+        ui.remark(&match seen {
+            None => format!("{name} is first"),
+            Some(at) => format!("{name} was seen at {at}"),
         });
     }
     Ok(if first { exit::OK } else { exit::NO })

@@ -41,7 +41,7 @@ pub(crate) struct Doctor {
 pub(crate) async fn doctor(ui: Ui, globals: &Globals, args: &Doctor) -> Outcome {
     let url = store::url(globals, None)?;
     let start = Instant::now();
-    let opened = limited(leasehold::connect(&url)).await;
+    let opened = Box::pin(limited(leasehold::connect(&url))).await;
     let took = start.elapsed();
     let findings = match &opened {
         Ok(store) => {

@@ -50,7 +50,7 @@ pub(crate) fn to_json(held: &Holding) -> Value {
     json!({
         "kind": held.kind.as_str(), "key": key, "hash": hash, "holder": holder,
         "session": held.session, "held_for_s": seconds(held.held_for),
-        "expires_in_s": seconds(held.expires_in), "token": held.token.map(|token| token.value()),
+        "expires_in_s": seconds(held.expires_in), "token": held.token.map(leasehold::FencingToken::value),
         "waiters": held.waiters, "done": held.done,
     })
 }

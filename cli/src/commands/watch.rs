@@ -94,7 +94,7 @@ fn tell_changes(
 
 fn hold(held: &Holding) -> Hold {
     let holder = held.holder.as_ref().map(ToString::to_string);
-    let token = held.token.map(|token| token.value());
+    let token = held.token.map(leasehold::FencingToken::value);
     (held.kind, held.name.clone(), token, holder, held.session.clone(), held.done)
 }
 

@@ -27,8 +27,8 @@ pub(super) fn list(ui: Ui, cases: &[&Case]) {
 }
 
 /// The outcome of all cases.
-pub(super) fn report(ui: Ui, name: &str, url: &str, done: Vec<Done>, took: Duration) {
-    let counts = Counts::of(&done);
+pub(super) fn report(ui: Ui, name: &str, url: &str, done: &[Done], took: Duration) {
+    let counts = Counts::of(done);
     if ui.is_json() {
         let cases: Vec<Value> = done.iter().map(to_json).collect();
         ui.print_json(&json!({
@@ -36,10 +36,10 @@ pub(super) fn report(ui: Ui, name: &str, url: &str, done: Vec<Done>, took: Durat
             "ignored": counts.ignored, "seconds": took.as_secs_f64(), "cases": cases,
         }));
     } else if ui.is_terminal() {
-        for_people(ui, name, &done, took);
+        for_people(ui, name, done, took);
     } else {
         let mut table = Table::new(&[]);
-        for done in &done {
+        for done in done {
             let (word, detail) = told(&done.verdict);
             let seconds = format!("{:.2}", done.time.as_secs_f64());
             table.row(vec![word.into(), done.case.name.into(), seconds.into(), detail.into()]);
