@@ -156,6 +156,10 @@ impl Harness for StoreHarness {
             Need::Inspect | Need::DeleteLease if !self.inspects => {
                 Some("the store cannot tell who holds what")
             }
+            #[cfg(feature = "sqlite")]
+            Need::ParallelWriters if self.numbers == Numbers::Sqlite => {
+                Some("a file has one writer at a time")
+            }
             Need::Processes if self.numbers == Numbers::Memory => {
                 Some("the store lives in this process")
             }

@@ -39,7 +39,8 @@ fn every_subcommand_explains_itself() {
         // no option without a word of what it is for
         let lines: Vec<&str> = long.out.lines().collect();
         for (at, line) in lines.iter().enumerate() {
-            if line.trim_start().starts_with('-') && line.starts_with("  ") {
+            let is_option = line.starts_with("  -") || line.starts_with("      --");
+            if is_option {
                 let next = lines.get(at + 1).copied().unwrap_or_default();
                 let explains = next.starts_with("          ") || line.trim().contains("  ");
                 assert!(explains, "{command}: {line:?} is not explained");

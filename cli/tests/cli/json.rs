@@ -1,11 +1,11 @@
 //! `--output json`, and the plain output of pipes.
 
-use super::support::{ALL_STORES, postgres, until};
+use super::support::{ALL_STORES, TELLING_STORES, postgres, until};
 use serde_json::json;
 
 #[test]
 fn who_holds_what_has_stable_fields() {
-    for store in ALL_STORES {
+    for store in TELLING_STORES {
         let place = store();
         let mut lock = place.holds(&["run", "--app", "one", "a-lock"]);
         let mut lease = place.holds(&["run", "--app", "two", "--kind", "lease", "a-lease"]);
@@ -80,7 +80,7 @@ fn a_name_is_first_once() {
 
 #[test]
 fn force_takes_away_and_tells_from_whom() {
-    for store in ALL_STORES {
+    for store in TELLING_STORES {
         let place = store();
         for kind in ["lock", "lease"] {
             let script = "trap 'echo told; exit 3' TERM; echo up; while :; do sleep 0.02; done";
@@ -109,6 +109,7 @@ fn force_takes_away_and_tells_from_whom() {
 #[test]
 fn a_watcher_sees_what_comes_and_goes() {
     let place = postgres();
+    place.ends(&["migrate"]).code_is(0);
     let mut watch = place.starts(&["watch", "-o", "json", "--interval", "50ms", "w-"]);
     let mut job = place.holds(&["run", "--kind", "lease", "w-1"]);
     let held: serde_json::Value = serde_json::from_str(&watch.says("w-1")).expect("JSON");

@@ -1,5 +1,6 @@
 //! The command, as processes on real servers.
 
+mod doctor;
 mod help;
 mod json;
 mod loss;
@@ -8,3 +9,4 @@ mod secrets;
 mod signals;
 mod support;
 mod terminal;
+mod verify;

@@ -3,6 +3,7 @@
 use std::io::{BufRead, BufReader, Read, Write};
 use std::os::unix::process::ExitStatusExt;
 use std::process::{Child, ChildStdin, Command, ExitStatus, Output, Stdio};
+use std::sync::LazyLock;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
 use std::time::{Duration, Instant};
 
@@ -10,6 +11,7 @@ use leasehold_conformance::servers::{Kind, Server};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use serde_json::Value;
+use tempfile::TempDir;
 
 /// How long a test waits for what must happen soon: generous, for a busy machine.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(30);
@@ -23,9 +25,17 @@ pub(crate) struct Place {
 }
 
 /// Whether a killed holder's lock is free at once.
-pub(crate) const SESSION_STORES: [fn() -> Place; 3] = [postgres, mysql, mariadb];
+pub(crate) const SESSION_STORES: [fn() -> Place; 4] = [sqlite, postgres, mysql, mariadb];
 /// Every kind of store.
-pub(crate) const ALL_STORES: [fn() -> Place; 4] = [postgres, mysql, mariadb, redis];
+pub(crate) const ALL_STORES: [fn() -> Place; 5] = [sqlite, postgres, mysql, mariadb, redis];
+/// Those that can tell who holds what.
+pub(crate) const TELLING_STORES: [fn() -> Place; 2] = [sqlite, postgres];
+
+/// A file of its own for each process of the tests.
+pub(crate) fn sqlite() -> Place {
+    static FOLDER: LazyLock<TempDir> = LazyLock::new(|| tempfile::tempdir().expect("a folder"));
+    Place::at("sqlite", &format!("sqlite:{}", FOLDER.path().join("cli.db").display()))
+}
 
 pub(crate) fn postgres() -> Place {
     shared("postgres", Kind::Postgres15)
@@ -48,6 +58,11 @@ fn shared(name: &'static str, kind: Kind) -> Place {
 }
 
 impl Place {
+    /// Whether the store can tell who holds what.
+    pub(crate) fn tells(&self) -> bool {
+        ["sqlite", "postgres"].contains(&self.name)
+    }
+
     /// A namespace of its own on the store of this URL.
     pub(crate) fn at(name: &'static str, url: &str) -> Self {
         let namespace = format!("cli-{:016x}", rand::random::<u64>());
