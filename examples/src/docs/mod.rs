@@ -7,6 +7,7 @@ mod memory;
 mod mysql;
 mod postgres;
 mod redis;
+mod sqlite;
 
 use std::fmt::Debug;
 
@@ -41,6 +42,7 @@ pub async fn open(store: &Store) -> Result<Box<dyn Docs>> {
         "postgres" => Box::new(postgres::PostgresDocs),
         "mysql" => Box::new(mysql::MySqlDocs),
         "redis" => Box::new(redis::RedisDocs),
+        "sqlite" => Box::new(sqlite::SqliteDocs),
         other => {
             let detail = format!("the examples keep no data on {other} yet");
             return Err(Error::new(ErrorKind::Unsupported, detail));

@@ -8,7 +8,6 @@ use std::time::Duration;
 
 use leasehold::Store;
 use leasehold::memory::{MemoryBackend, MemoryLink, MemoryStore};
-use leasehold_conformance::servers::Server;
 use leasehold_examples::{Docs, Event, Journal, docs};
 use libtest_mimic::Failed;
 use nix::sys::signal::{Signal, kill};
@@ -17,7 +16,7 @@ use tokio::io::{AsyncBufReadExt, BufReader};
 use tokio::process::{Child, Command};
 use tokio::task::JoinHandle;
 
-use crate::stores::Place;
+use crate::stores::{Place, Started};
 
 /// How a copy of the service is started.
 pub(crate) struct Program {
@@ -41,8 +40,7 @@ pub(crate) struct Fleet {
 
 enum Where {
     Memory(MemoryStore),
-    /// It ends when this is dropped.
-    Server(#[expect(dead_code, reason = "kept for its drop")] Server, String),
+    Store(Started),
 }
 
 enum Copy {
@@ -52,9 +50,9 @@ enum Copy {
 
 impl Fleet {
     pub(crate) async fn new(place: Place, program: &'static Program) -> Result<Self, Failed> {
-        let (place, store) = if let Some((server, url)) = place.start()? {
-            let store = leasehold::connect(&url).await?;
-            (Where::Server(server, url), store)
+        let (place, store) = if let Some(started) = place.start()? {
+            let store = leasehold::connect(&started.url).await?;
+            (Where::Store(started), store)
         } else {
             let memory = MemoryStore::new();
             let backend = MemoryBackend::builder().store(&memory).build();
@@ -78,7 +76,7 @@ impl Fleet {
                 let journal = Journal::new(name, note);
                 Copy::Task((self.program.task)(store, self.docs.clone(), journal), link)
             }
-            Where::Server(_, url) => {
+            Where::Store(Started { url, .. }) => {
                 let mut child = Command::new(self.program.path)
                     .args(["--store", url, "--name", name])
                     .args(self.program.args)
