@@ -96,7 +96,3 @@ pub use options::{
 };
 pub use registry::{HeldSnapshot, LockRegistry};
 pub use token::FencingToken;
-
-#[cfg(doctest)]
-#[doc = include_str!("../../README.md")]
-struct Readme;
