@@ -33,7 +33,7 @@ impl SqliteBuilder {
         let mut session_limits = SessionLimits::default();
         session_limits.keepalive = Duration::from_secs(1);
         // the file answers as soon as others have written: a session is not lost by that
-        session_limits.answer = Duration::from_secs(30);
+        session_limits.answer = Duration::from_secs(10);
         let mut lease_limits = LeaseLimits::default();
         lease_limits.max_poll = Duration::from_millis(15);
         Self {
@@ -79,7 +79,7 @@ impl SqliteBuilder {
     }
 
     /// The limits of named locks; by default a session looks each second whether it was ended, and
-    /// has 30 s for an answer.
+    /// has 10 s for an answer.
     #[must_use]
     pub fn session_limits(mut self, limits: SessionLimits) -> Self {
         self.session_limits = limits;

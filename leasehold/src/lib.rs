@@ -18,3 +18,7 @@ pub use leasehold_postgres as postgres;
 pub use leasehold_redis as redis;
 #[cfg(feature = "sqlite")]
 pub use leasehold_sqlite as sqlite;
+
+#[cfg(doctest)]
+#[doc = include_str!("../../README.md")]
+struct Readme;

@@ -1,16 +1,18 @@
 //! The drivers behind the engines of core.
 
 mod claim;
+mod dead;
 mod dedupe;
 mod keys;
 mod lease;
 mod session;
 
 pub(crate) use claim::Claims;
+pub(crate) use dead::{clear_dead, end, is_over};
 pub(crate) use dedupe::Deduper;
 pub(crate) use keys::{path as claim_file, prefix as claim_prefix};
 pub(crate) use lease::Leases;
-pub(crate) use session::{Sessions, clear_dead, end, is_over};
+pub(crate) use session::Sessions;
 
 use std::time::Duration;
 

@@ -136,6 +136,17 @@ impl Process {
         .await
     }
 
+    pub(crate) fn pid(&self) -> u32 {
+        self.child.id().expect("it lives")
+    }
+
+    pub(crate) fn signal(&self, signal: &str) {
+        let kill = std::process::Command::new("kill")
+            .args([format!("-{signal}"), self.pid().to_string()])
+            .status();
+        assert!(kill.unwrap().success());
+    }
+
     /// As `kill -9`.
     pub(crate) async fn dies(mut self) {
         soon("the process to die", self.child.kill()).await.unwrap();

@@ -1,6 +1,10 @@
 //! Processes: killed, many at once, and with children of their own.
 
-use leasehold_core::{ClaimLock, ClaimOptions, LockOptions, NamedLock};
+use std::time::Duration;
+
+use leasehold_core::{
+    ClaimLock, ClaimOptions, HoldingQuery, Inspect, Kind, LockOptions, NamedLock, Severity,
+};
 
 use crate::lab::{LONG, Lab, claim_within, key, keys, lock_within, soon};
 use crate::support::{Tx, read, write};
@@ -24,7 +28,7 @@ async fn kill_frees_locks_and_claims_under_their_waiters() {
     };
     let ((locked, mut claimed), ()) = soon("both to be had", async {
         tokio::join!(waits, async {
-            tokio::time::sleep(std::time::Duration::from_millis(50)).await; // they wait by now
+            tokio::time::sleep(Duration::from_millis(50)).await; // they wait by now
             lock.dies().await;
             claim.dies().await;
         })
@@ -86,7 +90,7 @@ async fn kill_at_any_moment_leaves_the_files_sound() {
     let store = lab.open().await;
     for round in 0..8_u64 {
         let process = lab.process("hammer 100000");
-        tokio::time::sleep(std::time::Duration::from_millis(100 + 23 * round)).await;
+        tokio::time::sleep(Duration::from_millis(100 + 23 * round)).await;
         process.dies().await;
         soon("the survivor to go on", crate::lab::hammer(&store, 3)).await;
     }
@@ -96,4 +100,51 @@ async fn kill_at_any_moment_leaves_the_files_sound() {
             sqlx::query_scalar("PRAGMA integrity_check").fetch_one(&mut conn).await.unwrap();
         assert_eq!(sound, "ok", "{}", path.display());
     }
+}
+
+/// A process that is stopped lives: its lock is nobody else's, and it still has it when it goes on.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_stopped_holder_keeps_its_lock() {
+    let lab = Lab::new().await;
+    let store = lab.open().await;
+    let mut process = lab.process("lock x");
+    process.says().await;
+    tokio::time::sleep(Duration::from_millis(50)).await; // idle, not within a write
+    process.signal("STOP");
+    let tried = store.lock(&key("x"), lock_within(Duration::from_secs(2))).await;
+    process.signal("CONT");
+    assert!(tried.unwrap().is_none(), "expected a stopped holder to keep its lock");
+    process.ends().await; // in the ordinary way
+    soon("the lock", store.lock(&key("x"), lock_within(LONG)))
+        .await
+        .unwrap()
+        .unwrap()
+        .release()
+        .await
+        .unwrap();
+}
+
+/// Who is dead is not shown as a holder, whatever its rows and files say.
+#[tokio::test(flavor = "multi_thread")]
+async fn the_dead_are_not_shown() {
+    let lab = Lab::new().await;
+    let store = lab.open().await;
+    let mut lock = lab.process("lock x");
+    let mut claim = lab.process("claim x");
+    lock.says().await;
+    claim.says().await;
+    let query = HoldingQuery::key(&key("x"));
+    let shown = store.holdings(&query).await.unwrap();
+    let pids: Vec<_> = shown.iter().map(|held| held.holder.as_ref().unwrap().pid).collect();
+    assert_eq!(pids, [lock.pid(), claim.pid()]);
+    assert!(shown.iter().all(|held| held.token.is_some() && held.held_for.is_some()));
+    lock.dies().await;
+    claim.dies().await;
+    assert_eq!(store.holdings(&query).await.unwrap(), []);
+    for kind in [Kind::Lock, Kind::Claim] {
+        assert_eq!(store.force_release(kind, &key("x")).await.unwrap(), None);
+    }
+    let findings = store.diagnose().await.unwrap();
+    assert!(findings.iter().all(|finding| finding.severity == Severity::Fine), "{findings:?}");
+    assert!(findings.iter().any(|finding| finding.found.contains("1 dead")), "{findings:?}");
 }
