@@ -181,6 +181,8 @@ pub enum Do {
     Hello,
     /// The client has ended in order.
     Bye,
+    /// A client in memory vanishes with its runtime, which drops its guards.
+    Vanish,
     /// The controller made a fault, or ended one.
     Fault {
         /// In words.

@@ -177,6 +177,7 @@ fn line(start: Micros, mark: char, event: &Event, of: Option<&(Kind, String)>) -
         Do::Stall { from, to } => format!("did not run for {}", ms(to - from)),
         Do::Hello => "begins".to_owned(),
         Do::Bye => "ends".to_owned(),
+        Do::Vanish => "vanishes".to_owned(),
         Do::Fault { what, .. } => what.clone(),
     };
     format!("  {mark} {at:>11.6} {who:<12} {of}{what}\n")

@@ -17,7 +17,7 @@ pub(super) fn check(world: &World, violations: &mut Vec<Violation>) {
         for (place, later) in admitted.iter().enumerate() {
             for earlier in &admitted[..place] {
                 let (a, b) = (&world.ops[*earlier], &world.ops[*later]);
-                if let Some(what) = wrong(key, a, b) {
+                if let Some(what) = wrong(key, world, a, b) {
                     violations.push(Violation {
                         rule: "dedupe",
                         what,
@@ -32,7 +32,7 @@ pub(super) fn check(world: &World, violations: &mut Vec<Violation>) {
 }
 
 /// What is wrong with admitting `b` after `a`.
-fn wrong(key: &str, a: &Op, b: &Op) -> Option<String> {
+fn wrong(key: &str, world: &World, a: &Op, b: &Op) -> Option<String> {
     let got = b.got()?;
     let Some(in_progress) = a.ttl else {
         return Some(format!("{key} was admitted twice, and was done at once"));
@@ -45,7 +45,7 @@ fn wrong(key: &str, a: &Op, b: &Op) -> Option<String> {
             return Some(format!("{key} was completed twice"));
         }
     }
-    let freed = freed(a).unwrap_or(Micros::MAX);
+    let freed = freed(world, a).unwrap_or(Micros::MAX);
     if got < freed.min(a.call + in_progress) {
         return Some(format!("{key} was admitted again while it was in progress"));
     }
@@ -62,6 +62,7 @@ fn completed(op: &Op) -> bool {
 }
 
 /// From when on its holder may have freed it.
-fn freed(op: &Op) -> Option<Micros> {
-    op.part.filter(|(_, part)| *part != Part::Complete).map(|(at, _)| at)
+fn freed(world: &World, op: &Op) -> Option<Micros> {
+    let vanished = world.vanished.get(&(op.client, op.life)).copied();
+    op.part.filter(|(_, part)| *part != Part::Complete).map(|(at, _)| at).or(vanished)
 }

@@ -95,6 +95,8 @@ pub struct World {
     pub forced: Vec<(Micros, Kind, String)>,
     /// Lives that ended in order.
     pub byes: HashMap<(u32, u32), Micros>,
+    /// Lives whose guards were dropped with their runtime.
+    pub vanished: HashMap<(u32, u32), Micros>,
 }
 
 impl World {
@@ -137,6 +139,7 @@ impl World {
                     world.stalls.entry((client, event.life)).or_default().push((*from, *to));
                 }
                 Do::Bye => drop(world.byes.insert((client, event.life), event.at)),
+                Do::Vanish => drop(world.vanished.insert((client, event.life), event.at)),
                 what => {
                     if let Some(op) = index.get(&id) {
                         world.ops[*op].apply(event.at, what);

@@ -14,6 +14,7 @@ use tokio::process::{Child, Command};
 use tokio::sync::{oneshot, watch};
 
 use crate::client::{Order, work};
+use crate::event::Do;
 use crate::store::{Lab, Shop};
 
 /// A client, over all of its lives.
@@ -152,7 +153,10 @@ fn thread(order: Order, lab: Arc<dyn Lab>) -> Body {
                 let shop: Arc<dyn Shop> = lab;
                 let result = runtime.block_on(async {
                     tokio::select! {
-                        _ = &mut vanished => Ok(()),
+                        _ = &mut vanished => {
+                            let log = order.log();
+                            log.map(|log| log.put(0, Do::Vanish)).map_err(|e| e.to_string())
+                        }
                         done = work(&order, shop, stopped) => done.map_err(|e| e.to_string()),
                     }
                 });

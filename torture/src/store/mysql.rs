@@ -135,9 +135,11 @@ impl Lab for MySqlLab {
         let mut admin = self.admin().await?;
         let locks = "SELECT CONCAT('user-level lock ', OBJECT_NAME, ' ', LOCK_STATUS) \
             FROM performance_schema.metadata_locks WHERE OBJECT_TYPE = 'USER LEVEL LOCK'";
-        let sessions = "SELECT CONCAT('session ', ID, ' of ', USER, ' ', COMMAND, ' ', \
-            IFNULL(STATE, ''), ' ', IFNULL(INFO, '')) FROM information_schema.PROCESSLIST \
-            WHERE USER = 'test'";
+        // the controller's own are in a pool, which is not the handle's to close
+        let sessions = "SELECT CONCAT('session ', p.ID, ' of ', a.ATTR_VALUE, ' ', p.COMMAND, ' ', \
+            IFNULL(p.INFO, '')) FROM information_schema.PROCESSLIST p \
+            JOIN performance_schema.session_connect_attrs a ON a.PROCESSLIST_ID = p.ID \
+            WHERE a.ATTR_NAME = 'torture_client' AND a.ATTR_VALUE <> 'controller'";
         let open = "SELECT CONCAT('transaction of ', trx_mysql_thread_id, ': ', \
             IFNULL(trx_query, 'idle')) FROM information_schema.INNODB_TRX \
             WHERE trx_mysql_thread_id <> 0";
