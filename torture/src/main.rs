@@ -43,6 +43,11 @@ struct Arguments {
     #[arg(long, value_enum)]
     mutant: Option<Mutant>,
 
+    /// Each client on a host of its own: a network namespace, joined by a link that is cut and
+    /// loses packets; needs root, `ip` and `tc`.
+    #[arg(long)]
+    hosts: bool,
+
     /// Keeps the records below this folder, one a run.
     #[arg(long, value_name = "FOLDER")]
     keep: Option<PathBuf>,
@@ -128,6 +133,7 @@ fn one(arguments: &Arguments, store: StoreKind, seed: u64) -> Result<bool, Strin
         seed,
         clients: arguments.clients,
         mutant: arguments.mutant,
+        hosts: arguments.hosts,
         program: std::env::current_exe().map_err(|error| error.to_string())?,
         record,
     })?;

@@ -98,7 +98,7 @@ struct Lock(Option<LockGuard>);
 impl LockHold for Lock {
     async fn token(&self) -> Result<FencingToken> {
         match &self.0 {
-            Some(guard) => guard.token().await.map(|token| FencingToken(token.value() / 3)),
+            Some(guard) => guard.token().await.map(|token| FencingToken(token.value() / 50)),
             None => Err(Error::new(ErrorKind::Lost, "there is no lock")),
         }
     }
@@ -142,7 +142,7 @@ impl Lease for Broken {
                 let signal = LossSignal::until(far);
                 let (lost, told) = (guard.lost(), signal.clone());
                 tokio::spawn(async move { told.lose(lost.wait().await) });
-                let token = FencingToken(token.value() / 3);
+                let token = FencingToken(token.value() / 50);
                 LeaseGuard::new(key.clone(), token, signal, hold(guard))
             }
             _ => guard,

@@ -21,6 +21,7 @@ fn torture(store: StoreKind, mutant: Option<Mutant>, length: Duration) -> Report
         seed: 7,
         clients: 4,
         mutant,
+        hosts: false,
         program: PathBuf::from(env!("CARGO_BIN_EXE_torture")),
         record: record.path().to_owned(),
     };

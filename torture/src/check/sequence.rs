@@ -124,7 +124,7 @@ fn order(name: &str, landed: &[Entry], violations: &mut Vec<Violation>) {
 }
 
 fn count(name: &str, sequence: &Sequence, last: i64, violations: &mut Vec<Violation>) {
-    let known = sequence.landed.len() as i64;
+    let known = sequence.landed.len().cast_signed() as i64;
     let most = known + sequence.unknown.cast_signed();
     if (known..=most).contains(&last) {
         return;
@@ -157,7 +157,7 @@ fn slots(world: &World, violations: &mut Vec<Violation>) {
             let same = taken.iter().find(|(other, _)| other == used);
             let what = match same {
                 Some(_) => format!("two took place {used} of {name}"),
-                None if taken.len() as i64 >= SLOTS => {
+                None if taken.len() >= SLOTS.cast_unsigned() as usize => {
                     format!("more than {SLOTS} were taken of {name}")
                 }
                 None => String::new(),

@@ -19,7 +19,7 @@ impl Ctx {
         let (op, wait) = (self.log.op(), wait(rng));
         let ttls = [Duration::from_millis(400), Duration::from_secs(1), LONGEST];
         let ttl = ttls[rng.random_range(0..ttls.len())];
-        let by_hand = rng.random_bool(0.2);
+        let by_hand = rng.random_bool(0.3);
         let keys = vec![name.to_owned()];
         let (wait_us, ttl_us) = (micros(wait), Some(micros(ttl)));
         self.log.put(op, Do::Begin { kind: Kind::Lease, keys, wait: wait_us, ttl: ttl_us });
@@ -48,6 +48,10 @@ impl Ctx {
         if held && rng.random_bool(0.25) {
             self.log.put(op, Do::Part(Part::Drop));
             return drop(guard);
+        }
+        if !held && rng.random_bool(0.5) {
+            // late: somebody else may have it by now, and must keep it
+            tokio::time::sleep(Duration::from_millis(rng.random_range(0..400))).await;
         }
         self.log.put(op, Do::Part(Part::Release));
         let released = guard.release().await;

@@ -13,6 +13,7 @@ use nix::unistd::Pid;
 use tokio::process::{Child, Command};
 use tokio::sync::{oneshot, watch};
 
+use super::hosts::Host;
 use crate::client::{Order, work};
 use crate::event::Do;
 use crate::store::{Lab, Shop};
@@ -22,6 +23,8 @@ use crate::store::{Lab, Shop};
 pub(super) struct Client {
     order: Order,
     program: PathBuf,
+    /// The host that it runs on, if it is not this one.
+    pub(super) host: Option<Host>,
     body: Option<Body>,
     /// Its way to the server, if there is a network.
     pub(super) proxy: Option<Proxy>,
@@ -38,8 +41,13 @@ enum Body {
 }
 
 impl Client {
-    pub(super) fn new(order: Order, program: &Path, proxy: Option<Proxy>) -> Self {
-        Self { order, program: program.to_owned(), body: None, proxy }
+    pub(super) fn new(
+        order: Order,
+        program: &Path,
+        host: Option<Host>,
+        proxy: Option<Proxy>,
+    ) -> Self {
+        Self { order, program: program.to_owned(), host, body: None, proxy }
     }
 
     pub(super) fn name(&self) -> String {
@@ -62,7 +70,16 @@ impl Client {
     fn spawn(&self) -> io::Result<Child> {
         let order = serde_json::to_string(&self.order).map_err(io::Error::other)?;
         let errors = self.order.record.join(format!("{}-{}.err", self.name(), self.order.life));
-        Command::new(&self.program)
+        let there = self.host.as_ref().map(Host::command).unwrap_or_default();
+        let mut command = match there.split_first() {
+            None => Command::new(&self.program),
+            Some((first, rest)) => {
+                let mut command = Command::new(first);
+                command.args(rest).arg(&self.program);
+                command
+            }
+        };
+        command
             .arg("client")
             .arg(order)
             // it ends when this closes
@@ -135,7 +152,7 @@ impl Client {
         let errors = self.order.record.join(format!("{}-{}.err", self.name(), self.order.life));
         let text = std::fs::read_to_string(errors).unwrap_or_default();
         let lines: Vec<&str> = text.lines().rev().take(12).collect();
-        lines.iter().rev().map(|line| format!("\n    {line}")).collect()
+        lines.iter().rev().flat_map(|line| ["\n    ", line]).collect()
     }
 }
 

@@ -81,6 +81,22 @@ impl Hands {
                 server.resume().map_err(|error| error.to_string())?;
                 told(format!("end of: {what}"));
             }
+            Fault::Partition(client, time) => {
+                let client = self.client(client).lock().await;
+                let Some(host) = &client.host else { return Ok(false) };
+                host.link(false)?;
+                tokio::time::sleep(time).await;
+                host.link(true)?;
+                told(format!("end of: {what}"));
+            }
+            Fault::Loss(client, percent, time) => {
+                let client = self.client(client).lock().await;
+                let Some(host) = &client.host else { return Ok(false) };
+                host.lose(percent)?;
+                tokio::time::sleep(time).await;
+                host.lose(0)?;
+                told(format!("end of: {what}"));
+            }
         }
         Ok(true)
     }

@@ -2,6 +2,7 @@
 
 mod clients;
 mod faults;
+mod hosts;
 mod last;
 pub mod plan;
 
@@ -18,6 +19,7 @@ use tokio::task::JoinSet;
 
 use self::clients::Client;
 use self::faults::Hands;
+use self::hosts::Host;
 use self::plan::{Planned, Reach, plan};
 use crate::check::{Ends, check};
 use crate::client::{KEYS, Order};
@@ -42,6 +44,8 @@ pub struct Options {
     pub clients: u32,
     /// A backend that is broken on purpose; the run ends with the first violation.
     pub mutant: Option<Mutant>,
+    /// Each client is on a host of its own, whose link can be cut and lose packets.
+    pub hosts: bool,
     /// This program, which is started again as a client.
     pub program: PathBuf,
     /// Where the record is kept; it must be empty.
@@ -84,8 +88,11 @@ async fn drive(
     for client in hands.clients.iter() {
         client.lock().await.start(&hands.lab).map_err(told)?;
     }
-    let reach =
-        Reach { processes: hands.lab.url().is_some(), network: hands.lab.server().is_some() };
+    let reach = Reach {
+        processes: hands.lab.url().is_some(),
+        network: hands.lab.server().is_some(),
+        hosts: options.hosts,
+    };
     let planned = plan(options.seed, options.clients, options.length, reach);
     let made = faults(options, &hands, planned).await?;
     let wrong = end(options, &hands).await;
@@ -109,13 +116,17 @@ async fn clients(options: &Options, lab: &Arc<dyn Lab>) -> Result<Vec<Mutex<Clie
     let mut clients = Vec::new();
     for number in 0..options.clients {
         let mut url = lab.url().unwrap_or_default();
-        let mut proxy = None;
+        let (mut proxy, mut host) = (None, None);
         if let Some(server) = lab.server() {
             let upstream = SocketAddr::from((Ipv4Addr::LOCALHOST, server.port()));
             let seed = options.seed.wrapping_add(u64::from(number) << 32);
-            let started = Proxy::start_seeded(upstream, seed).await.map_err(told)?;
-            let (own, its) = (server.port().to_string(), started.addr().port().to_string());
-            url = url.replace(&format!("127.0.0.1:{own}"), &format!("127.0.0.1:{its}"));
+            if options.hosts {
+                host = Some(Host::new(number)?);
+            }
+            let ours = host.as_ref().map_or(Ipv4Addr::LOCALHOST, |host| host.ours);
+            let listen = SocketAddr::from((ours, 0));
+            let started = Proxy::start_on(listen, upstream, seed).await.map_err(told)?;
+            url = url.replace(&upstream.to_string(), &started.addr().to_string());
             proxy = Some(started);
         }
         let order = Order {
@@ -127,7 +138,7 @@ async fn clients(options: &Options, lab: &Arc<dyn Lab>) -> Result<Vec<Mutex<Clie
             mutant: options.mutant,
             record: options.record.clone(),
         };
-        clients.push(Mutex::new(Client::new(order, &options.program, proxy)));
+        clients.push(Mutex::new(Client::new(order, &options.program, host, proxy)));
     }
     Ok(clients)
 }
@@ -221,6 +232,14 @@ async fn closed(handle: &dyn Backend) -> Result<(), String> {
         Ok(closed) => closed.map_err(told),
         Err(_) => Err("no answer".to_owned()),
     }
+}
+
+/// Whether this machine lets a run have [hosts](Options::hosts) of its own; otherwise why not.
+///
+/// # Errors
+/// The reason: no root, no `ip`, no `tc`, no network namespaces.
+pub fn hosts_possible() -> Result<(), String> {
+    hosts::possible()
 }
 
 /// Reads a record of before and checks it again. What was left at its end is not known.

@@ -52,6 +52,10 @@ pub enum Fault {
     Restart,
     /// The server is stopped for this time.
     Pause(Duration),
+    /// The link between a client's host and the server's is down for this time.
+    Partition(u32, Duration),
+    /// So many of a hundred packets on it are lost, in both directions, for this time.
+    Loss(u32, u32, Duration),
 }
 
 /// Which connections of a client.
@@ -81,6 +85,8 @@ pub struct Reach {
     pub processes: bool,
     /// There is a network in between.
     pub network: bool,
+    /// It is one between hosts.
+    pub hosts: bool,
 }
 
 impl Fault {
@@ -105,6 +111,8 @@ impl Fault {
             Self::Force(..) => "release by force",
             Self::Restart => "kill and restart of the server",
             Self::Pause(_) => "pause of the server",
+            Self::Partition(..) => "partition of the hosts",
+            Self::Loss(..) => "loss of packets",
         }
     }
 }
@@ -130,6 +138,12 @@ impl fmt::Display for Fault {
             Self::Force(kind, key) => write!(f, "the {kind} {key} is released by force"),
             Self::Restart => f.write_str("kill and restart of the server"),
             Self::Pause(time) => write!(f, "pause of the server for {time:?}"),
+            Self::Partition(client, time) => {
+                write!(f, "the link of c{client} is down for {time:?}")
+            }
+            Self::Loss(client, percent, time) => {
+                write!(f, "{percent} % of the packets of c{client} are lost for {time:?}")
+            }
         }
     }
 }
@@ -145,14 +159,18 @@ pub fn plan(seed: u64, clients: u32, length: Duration, reach: Reach) -> Vec<Plan
             return planned;
         }
         let fault = loop {
-            let fault = fault(&mut rng, clients);
+            let fault = match reach.hosts && rng.random_bool(0.3) {
+                true => between_hosts(&mut rng, clients),
+                false => fault(&mut rng, clients),
+            };
             let possible = match &fault {
-                Fault::Weather { .. } => reach.network || !reach.processes,
-                Fault::Strike { .. } => reach.network || !reach.processes,
+                Fault::Weather { .. } | Fault::Strike { .. } | Fault::EndSessions(_) => {
+                    reach.network || !reach.processes
+                }
                 Fault::Stop(..) => reach.processes,
                 Fault::Pause(_) => reach.network,
                 Fault::Restart => (reach.network || !reach.processes) && at >= restarts,
-                Fault::EndSessions(_) => reach.network || !reach.processes,
+                Fault::Partition(..) | Fault::Loss(..) => reach.hosts,
                 Fault::Kill(..) | Fault::Force(..) => true,
             };
             if possible {
@@ -163,6 +181,15 @@ pub fn plan(seed: u64, clients: u32, length: Duration, reach: Reach) -> Vec<Plan
             restarts = at + BETWEEN_RESTARTS;
         }
         planned.push(Planned { at, fault });
+    }
+}
+
+fn between_hosts(rng: &mut StdRng, clients: u32) -> Fault {
+    let client = rng.random_range(0..clients);
+    let time = Duration::from_millis(rng.random_range(200..LONGEST.as_millis() as u64));
+    match rng.random_bool(0.5) {
+        true => Fault::Partition(client, time),
+        false => Fault::Loss(client, rng.random_range(5..60), time),
     }
 }
 
@@ -227,19 +254,19 @@ mod tests {
 
     #[test]
     fn a_seed_decides_everything() {
-        let reach = Reach { processes: true, network: true };
+        let reach = Reach { processes: true, network: true, hosts: true };
         let long = Duration::from_secs(300);
         let first = plan(7, 4, long, reach);
         assert_eq!(first, plan(7, 4, long, reach));
         assert_ne!(first, plan(8, 4, long, reach));
         let labels: std::collections::BTreeSet<_> =
             first.iter().map(|planned| planned.fault.label()).collect();
-        assert!(labels.len() >= 14, "{labels:?}");
+        assert!(labels.len() >= 16, "{labels:?}");
     }
 
     #[test]
     fn what_a_store_cannot_do_is_not_planned() {
-        let reach = Reach { processes: true, network: false };
+        let reach = Reach { processes: true, network: false, hosts: false };
         for planned in plan(7, 4, Duration::from_secs(300), reach) {
             let fault = planned.fault;
             let known = matches!(fault, Fault::Kill(..) | Fault::Stop(..) | Fault::Force(..));

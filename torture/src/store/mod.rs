@@ -117,6 +117,9 @@ pub trait Lab: Shop {
     async fn leftovers(&self) -> Result<Vec<String>>;
 
     /// Kills the store and starts it again. Blocks.
+    ///
+    /// # Errors
+    /// If it does not come back.
     fn restart(&self) -> Result<()> {
         if let Some(server) = self.server() {
             server.kill().and_then(|()| server.restart()).map_err(failed)?;
@@ -126,6 +129,9 @@ pub trait Lab: Shop {
 }
 
 /// Joins the store at a URL, as a client.
+///
+/// # Errors
+/// If it lives in another process's memory.
 pub fn join(kind: StoreKind, url: &str) -> Result<Arc<dyn Shop>> {
     Ok(match kind {
         StoreKind::Memory => return Err(failed("a store in memory has no url")),
@@ -136,6 +142,9 @@ pub fn join(kind: StoreKind, url: &str) -> Result<Arc<dyn Shop>> {
 }
 
 /// Starts a private server, or a store in memory. Blocks.
+///
+/// # Errors
+/// If the server is not to be had, or does not start.
 pub fn start(kind: StoreKind) -> Result<Arc<dyn Lab>> {
     let Some(server) = kind.server() else {
         return Ok(Arc::new(MemoryLab::default()));
