@@ -45,6 +45,8 @@ fn wrong(key: &str, world: &World, a: &Op, b: &Op) -> Option<String> {
             return Some(format!("{key} was completed twice"));
         }
     }
+    // it was taken over by the time at which its process learned of it, or was told
+    b.held?;
     let freed = freed(world, a).unwrap_or(Micros::MAX);
     if got < freed.min(a.call + in_progress) {
         return Some(format!("{key} was admitted again while it was in progress"));

@@ -16,7 +16,10 @@ pub(super) fn check(
 ) {
     let mut holds: BTreeMap<(Kind, &str), Vec<(Micros, usize)>> = BTreeMap::new();
     for (index, op) in world.ops.iter().enumerate() {
-        if let (Kind::Lock | Kind::Lease, Some(got)) = (op.kind, op.got()) {
+        // one that was lost by the time at which it was got was never believed in: its process did
+        // not run meanwhile
+        let believed = op.held.is_some();
+        if let (Kind::Lock | Kind::Lease, Some(got), true) = (op.kind, op.got(), believed) {
             holds.entry((op.kind, op.keys[0].as_str())).or_default().push((got, index));
         }
     }

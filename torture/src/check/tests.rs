@@ -84,6 +84,22 @@ fn two_holders_are_found_beyond_the_bound_of_a_loss() {
 }
 
 #[test]
+fn what_was_lost_when_it_was_got_is_held_by_nobody() {
+    let mut record = Record::default();
+    record.hold(0, Kind::Lock, 20, 50, 2).part(0, 51, Part::Release, Outcome::Done);
+    record.begin(1, 0, Kind::Lock, "a", None).add(1, 40, Do::Got { token: None });
+    record.add(1, 41, Do::Lost("meanwhile".to_owned()));
+    assert!(record.found().is_empty());
+
+    let mut record = Record::default();
+    record.begin(0, 0, Kind::Dedupe, "d", Some(1000));
+    admitted(&mut record, 1, 1001, 2);
+    record.add(0, 1500, Do::Got { token: Some(1) });
+    record.add(0, 1501, Do::Lost("meanwhile".to_owned()));
+    assert!(record.found().is_empty());
+}
+
+#[test]
 fn a_release_by_force_is_told_within_the_ttl() {
     let mut record = Record::default();
     record.hold(0, Kind::Lease, 0, 50, 1).hold(1, Kind::Lease, 40, 45, 2);
@@ -164,6 +180,7 @@ fn too_many_slots_and_two_first_sights_are_found() {
 fn admitted(record: &mut Record, client: u32, at: u64, token: u64) {
     record.begin(client, at, Kind::Dedupe, "d", Some(1000));
     record.add(client, at + 1, Do::Got { token: Some(token) });
+    record.add(client, at + 2, Do::Held((at + 2) * MS));
 }
 
 #[test]
