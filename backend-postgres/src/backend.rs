@@ -9,8 +9,8 @@ use leasehold_core::backend::{LeaseLimits, SessionLimits};
 use leasehold_core::engine::{ClaimEngine, DedupeEngine, LeaseEngine, SessionEngine};
 use leasehold_core::{
     Admission, Backend, Capabilities, Claim, ClaimLock, ClaimOptions, Deadline, Dedupe,
-    DedupeOptions, Error, ErrorKind, FencingToken, Housekeeping, Inspect, Key, Keys, Lease,
-    LeaseGuard, LeaseOptions, LockGuard, LockOptions, NamedLock, Result,
+    DedupeOptions, Error, ErrorKind, FencingToken, Housekeeping, Key, Keys, Lease, LeaseGuard,
+    LeaseOptions, LockGuard, LockOptions, NamedLock, Result,
 };
 use sqlx::postgres::Postgres;
 use sqlx::{PgPool, Transaction};
@@ -168,9 +168,6 @@ impl Dedupe for PostgresBackend {
         self.dedupe.admit_many(keys, opts).await
     }
 }
-
-#[async_trait]
-impl Inspect for PostgresBackend {}
 
 #[async_trait]
 impl Backend for PostgresBackend {

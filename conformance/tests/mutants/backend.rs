@@ -12,8 +12,9 @@ use leasehold_core::engine::{ClaimEngine, DedupeEngine, LeaseEngine, SessionEngi
 use leasehold_core::memory::{MemoryBackend, MemoryLink};
 use leasehold_core::{
     Admission, Claim, ClaimLock, ClaimOptions, Deadline, Dedupe, DedupeOptions, Error, ErrorKind,
-    FencingToken, Holding, HoldingQuery, Inspect, Key, Keys, Kind, Lease, LeaseGuard, LeaseHold,
-    LeaseOptions, LockGuard, LockHold, LockOptions, LossSignal, NamedLock, Result,
+    FencingToken, HeldName, Holding, HoldingQuery, Inspect, Key, Keys, Kind, Lease, LeaseGuard,
+    LeaseHold, LeaseOptions, LockGuard, LockHold, LockOptions, LossSignal, NameQuery, NamedLock,
+    Result,
 };
 
 use crate::Mutant;
@@ -322,11 +323,27 @@ impl Dedupe for MutantBackend {
 #[async_trait]
 impl Inspect for MutantBackend {
     async fn holdings(&self, query: &HoldingQuery) -> Result<Vec<Holding>> {
-        self.memory.holdings(query).await
+        let held = self.memory.holdings(query).await?;
+        if let (Mutant::ShowsWhatIsFree, NameQuery::Key(key), []) =
+            (self.mutant, &query.names, held.as_slice())
+        {
+            return Ok(vec![Holding::new(query.kinds[0], HeldName::Key(key.clone()))]);
+        }
+        Ok(held)
     }
 
     async fn force_release(&self, kind: Kind, key: &Key) -> Result<Option<Holding>> {
-        self.memory.force_release(kind, key).await
+        match self.mutant {
+            Mutant::ForcedReleaseOnlyShows => {
+                let query = HoldingQuery::key(key).kinds([kind]).done(true);
+                Ok(self.memory.holdings(&query).await?.pop())
+            }
+            Mutant::ForcedReleaseEndsAllSessions => {
+                self.memory.store().restart();
+                self.memory.force_release(kind, key).await
+            }
+            _ => self.memory.force_release(kind, key).await,
+        }
     }
 }
 

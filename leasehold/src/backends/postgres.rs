@@ -36,6 +36,9 @@ pub(super) async fn open(url: &StoreUrl) -> Result<Arc<dyn Backend>> {
     if let Some(namespace) = url.text("namespace") {
         builder = builder.namespace(namespace);
     }
+    if url.text("app").is_some() {
+        builder = builder.holder(url.holder());
+    }
     if let Some(schema) = url.text("schema") {
         builder = builder.schema(schema);
     }
