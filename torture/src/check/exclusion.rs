@@ -32,7 +32,7 @@ pub(super) fn check(
                 let held = world.ops[*earlier].held.unwrap_or(got);
                 let overlap = Duration::from_micros(held - got);
                 let bound = bound(store, world, kind, *earlier, got);
-                if overlap <= bound {
+                if overlap <= bound || was_before(store, world, kind, later, *earlier) {
                     let (count, longest) = notable.overlaps.entry(kind).or_default();
                     *count += 1;
                     *longest = overlap.max(*longest);
@@ -51,6 +51,18 @@ pub(super) fn check(
             open.push(later);
         }
     }
+}
+
+/// Whether the one that was learned of later may have been on the store before the other, and was
+/// lost within its bound.
+fn was_before(store: StoreKind, world: &World, kind: Kind, later: usize, earlier: usize) -> bool {
+    let (a, b) = (&world.ops[later], &world.ops[earlier]);
+    let (Some(held), Some(got)) = (a.held, b.got()) else { return false };
+    let in_order = matches!((a.token, b.token), (Some(a), Some(b)) if a > b);
+    // it must have been asked for by then
+    !in_order
+        && a.call < got
+        && Duration::from_micros(held.saturating_sub(got)) <= bound(store, world, kind, later, got)
 }
 
 /// How long a hold may be believed in after another has it: not at all, unless it was lost in a way

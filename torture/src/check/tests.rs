@@ -84,6 +84,21 @@ fn two_holders_are_found_beyond_the_bound_of_a_loss() {
 }
 
 #[test]
+fn one_that_is_lost_may_be_learned_of_after_its_successor() {
+    let record = |token: Option<u64>, outcome: Outcome| {
+        let mut record = Record::default();
+        record.hold(0, Kind::Lock, 20, 60, 2).part(0, 61, Part::Release, Outcome::Done);
+        record.begin(1, 0, Kind::Lock, "a", None).add(1, 22, Do::Got { token });
+        record.add(1, 40, Do::Held(40 * MS)).part(1, 41, Part::Release, outcome);
+        record.found()
+    };
+    assert!(record(None, Outcome::Lost).is_empty());
+    assert!(record(Some(1), Outcome::Lost).is_empty());
+    assert_eq!(record(Some(3), Outcome::Lost), ["two holders"], "it was after it");
+    assert_eq!(record(None, Outcome::Done), ["two holders"], "it was not lost");
+}
+
+#[test]
 fn what_was_lost_when_it_was_got_is_held_by_nobody() {
     let mut record = Record::default();
     record.hold(0, Kind::Lock, 20, 50, 2).part(0, 51, Part::Release, Outcome::Done);
