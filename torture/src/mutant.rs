@@ -27,9 +27,9 @@ type MySqlTx = mysql_async::Transaction<'static>;
 pub enum Mutant {
     /// A lease never tells its loss.
     SilentLoss,
-    /// The release of a lost lease frees its successor's.
+    /// The release of a lost lease frees its successor's. Needs a store that can release by force.
     StaleRelease,
-    /// Tokens of locks and leases repeat.
+    /// Tokens of locks repeat.
     RepeatingTokens,
     /// A claim commits although its keys are no longer held.
     UnlockedCommit,
@@ -98,7 +98,7 @@ struct Lock(Option<LockGuard>);
 impl LockHold for Lock {
     async fn token(&self) -> Result<FencingToken> {
         match &self.0 {
-            Some(guard) => guard.token().await.map(|token| FencingToken(token.value() / 50)),
+            Some(guard) => guard.token().await.map(|_| FencingToken(7)),
             None => Err(Error::new(ErrorKind::Lost, "there is no lock")),
         }
     }
@@ -119,66 +119,51 @@ impl LockHold for Lock {
 impl Lease for Broken {
     async fn lease(&self, key: &Key, opts: LeaseOptions) -> Result<Option<LeaseGuard>> {
         let Some(guard) = self.inner.lease(key, opts).await? else { return Ok(None) };
-        let (token, far) = (guard.token(), Instant::now() + Duration::from_secs(24 * 60 * 60));
-        let hold = |guard| {
-            Box::new(Leased { guard: Some(guard), inner: self.inner.clone(), mutant: self.mutant })
-        };
-        Ok(Some(match self.mutant {
+        match self.mutant {
             Mutant::SilentLoss => {
-                LeaseGuard::new(key.clone(), token, LossSignal::until(far), hold(guard))
+                let far = Instant::now() + Duration::from_secs(24 * 60 * 60);
+                let (token, signal) = (guard.token(), LossSignal::until(far));
+                let hold = Box::new(Leased(Some(guard)));
+                Ok(Some(LeaseGuard::new(key.clone(), token, signal, hold)))
             }
             Mutant::StaleRelease => {
-                let signal = LossSignal::until(Instant::now() + guard.remaining());
-                let lost = guard.lost();
-                let (told, until) = (signal.clone(), signal.clone());
+                let (inner, key, lost) = (self.inner.clone(), key.clone(), guard.lost());
                 tokio::spawn(async move {
-                    // as long as the sound one is held
-                    until.extend(far);
-                    told.lose(lost.wait().await);
+                    lost.wait().await;
+                    // when a successor may have it
+                    tokio::time::sleep(Duration::from_millis(100)).await;
+                    // a store that cannot do it cannot be broken in this way
+                    drop(inner.force_release(Kind::Lease, &key).await);
                 });
-                LeaseGuard::new(key.clone(), token, signal, hold(guard))
+                Ok(Some(guard))
             }
-            Mutant::RepeatingTokens => {
-                let signal = LossSignal::until(far);
-                let (lost, told) = (guard.lost(), signal.clone());
-                tokio::spawn(async move { told.lose(lost.wait().await) });
-                let token = FencingToken(token.value() / 50);
-                LeaseGuard::new(key.clone(), token, signal, hold(guard))
-            }
-            _ => guard,
-        }))
+            _ => Ok(Some(guard)),
+        }
     }
 }
 
+/// A lease whose own signal nobody sees.
 #[derive(Debug)]
-struct Leased {
-    guard: Option<LeaseGuard>,
-    inner: Arc<dyn Backend>,
-    mutant: Mutant,
-}
+struct Leased(Option<LeaseGuard>);
 
 #[async_trait]
 impl LeaseHold for Leased {
     async fn renew(&self) -> Result<()> {
-        match &self.guard {
+        match &self.0 {
             Some(guard) => guard.renew().await,
             None => Ok(()),
         }
     }
 
     async fn release(&mut self) -> Result<()> {
-        let Some(guard) = self.guard.take() else { return Ok(()) };
-        let key = guard.key().clone();
-        let released = guard.release().await;
-        if self.mutant == Mutant::StaleRelease && released.is_err() {
-            // a store that cannot do it cannot be broken in this way
-            self.inner.force_release(Kind::Lease, &key).await?;
+        match self.0.take() {
+            Some(guard) => guard.release().await,
+            None => Ok(()),
         }
-        released
     }
 
     async fn verify(&self, tx: &mut (dyn Any + Send)) -> Result<()> {
-        let Some(guard) = &self.guard else { return Ok(()) };
+        let Some(guard) = &self.0 else { return Ok(()) };
         if tx.is::<MemoryTx>() {
             guard.verify(tx.downcast_mut::<MemoryTx>().expect("it is one")).await
         } else if tx.is::<RedisTx>() {

@@ -4,6 +4,7 @@
 use std::io;
 use std::net::Ipv4Addr;
 use std::process::{Command, Output};
+use std::sync::atomic::{AtomicU32, Ordering};
 
 /// Networks that are tried for a host.
 const ATTEMPTS: u32 = 20;
@@ -18,10 +19,13 @@ pub(super) struct Host {
 }
 
 impl Host {
-    /// Makes the host of a client.
-    pub(super) fn new(client: u32) -> Result<Self, String> {
+    /// Makes a host.
+    pub(super) fn new() -> Result<Self, String> {
+        // never twice: the kernel removes interfaces in the background
+        static HOSTS: AtomicU32 = AtomicU32::new(0);
+        let number = HOSTS.fetch_add(1, Ordering::Relaxed);
         // a name is that of an interface as well: at most 15 bytes
-        let name = format!("lh{:x}c{client}", std::process::id());
+        let name = format!("lh{:x}n{number}", std::process::id());
         let mut attempt = 1;
         loop {
             // another run may have the same network
@@ -99,7 +103,7 @@ impl Drop for Host {
 
 /// Whether this machine lets us make hosts, lose packets and cut links; otherwise why not.
 pub(super) fn possible() -> Result<(), String> {
-    let host = Host::new(0)?;
+    let host = Host::new()?;
     host.lose(1)?;
     host.lose(0)?;
     host.link(false)

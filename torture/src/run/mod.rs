@@ -121,7 +121,7 @@ async fn clients(options: &Options, lab: &Arc<dyn Lab>) -> Result<Vec<Mutex<Clie
             let upstream = SocketAddr::from((Ipv4Addr::LOCALHOST, server.port()));
             let seed = options.seed.wrapping_add(u64::from(number) << 32);
             if options.hosts {
-                host = Some(Host::new(number)?);
+                host = Some(Host::new()?);
             }
             let ours = host.as_ref().map_or(Ipv4Addr::LOCALHOST, |host| host.ours);
             let listen = SocketAddr::from((ours, 0));
