@@ -20,6 +20,7 @@ use serde::{Deserialize, Serialize};
 use tokio::time::Instant;
 
 type PgTx = sqlx::Transaction<'static, sqlx::Postgres>;
+type SqliteTx = sqlx::Transaction<'static, sqlx::Sqlite>;
 type MySqlTx = mysql_async::Transaction<'static>;
 
 /// What is broken.
@@ -170,6 +171,8 @@ impl LeaseHold for Leased {
             guard.verify(tx.downcast_mut::<RedisTx>().expect("it is one")).await
         } else if tx.is::<PgTx>() {
             guard.verify(tx.downcast_mut::<PgTx>().expect("it is one")).await
+        } else if tx.is::<SqliteTx>() {
+            guard.verify(tx.downcast_mut::<SqliteTx>().expect("it is one")).await
         } else if tx.is::<MySqlTx>() {
             guard.verify(tx.downcast_mut::<MySqlTx>().expect("it is one")).await
         } else {
@@ -216,6 +219,7 @@ impl ClaimTx for Unlocked {
         match self.kind {
             kind if kind == TypeId::of::<MemoryTx>() => self.claim.tx::<MemoryTx>().expect(known),
             kind if kind == TypeId::of::<RedisTx>() => self.claim.tx::<RedisTx>().expect(known),
+            kind if kind == TypeId::of::<SqliteTx>() => self.claim.tx::<SqliteTx>().expect(known),
             kind if kind == TypeId::of::<PgTx>() => self.claim.tx::<PgTx>().expect(known),
             _ => self.claim.tx::<MySqlTx>().expect(known),
         }

@@ -5,6 +5,7 @@ mod memory;
 mod mysql;
 mod postgres;
 mod redis;
+mod sqlite;
 
 use std::fmt::{self, Display};
 use std::sync::Arc;
@@ -31,6 +32,7 @@ pub(crate) const LOCK_TTL: Duration = Duration::from_secs(4);
 #[allow(missing_docs)]
 pub enum StoreKind {
     Memory,
+    Sqlite,
     Postgres,
     Mysql,
     Mariadb,
@@ -40,21 +42,30 @@ pub enum StoreKind {
 
 impl StoreKind {
     /// All of them.
-    pub const ALL: [Self; 6] =
-        [Self::Memory, Self::Postgres, Self::Mysql, Self::Mariadb, Self::Redis, Self::Valkey];
+    pub const ALL: [Self; 7] = [
+        Self::Memory,
+        Self::Sqlite,
+        Self::Postgres,
+        Self::Mysql,
+        Self::Mariadb,
+        Self::Redis,
+        Self::Valkey,
+    ];
 
     /// How long after its loss a named lock may be believed in: `keepalive + answer`; none where
     /// it has a deadline, which the holder keeps to.
     pub fn loss_bound(self) -> Duration {
         match self {
-            Self::Memory | Self::Postgres | Self::Mysql | Self::Mariadb => KEEPALIVE + ANSWER,
+            Self::Memory | Self::Sqlite | Self::Postgres | Self::Mysql | Self::Mariadb => {
+                KEEPALIVE + ANSWER
+            }
             Self::Redis | Self::Valkey => Duration::ZERO,
         }
     }
 
     fn server(self) -> Option<Kind> {
         Some(match self {
-            Self::Memory => return None,
+            Self::Memory | Self::Sqlite => return None,
             Self::Postgres => Kind::Postgres15,
             Self::Mysql => Kind::MySql,
             Self::Mariadb => Kind::MariaDb,
@@ -68,6 +79,7 @@ impl Display for StoreKind {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.pad(match self {
             Self::Memory => "memory",
+            Self::Sqlite => "sqlite",
             Self::Postgres => "postgres",
             Self::Mysql => "mysql",
             Self::Mariadb => "mariadb",
@@ -135,6 +147,7 @@ pub trait Lab: Shop {
 pub fn join(kind: StoreKind, url: &str) -> Result<Arc<dyn Shop>> {
     Ok(match kind {
         StoreKind::Memory => return Err(failed("a store in memory has no url")),
+        StoreKind::Sqlite => Arc::new(sqlite::SqliteShop::new(url)),
         StoreKind::Postgres => Arc::new(postgres::PgShop::new(url)),
         StoreKind::Mysql | StoreKind::Mariadb => Arc::new(mysql::MySqlShop::new(url)),
         StoreKind::Redis | StoreKind::Valkey => Arc::new(redis::RedisShop::new(url)),
@@ -147,17 +160,22 @@ pub fn join(kind: StoreKind, url: &str) -> Result<Arc<dyn Shop>> {
 /// If the server is not to be had, or does not start.
 pub fn start(kind: StoreKind) -> Result<Arc<dyn Lab>> {
     let Some(server) = kind.server() else {
-        return Ok(Arc::new(MemoryLab::default()));
+        return Ok(match kind {
+            StoreKind::Sqlite => Arc::new(sqlite::SqliteLab::new()?),
+            _ => Arc::new(MemoryLab::default()),
+        });
     };
     // what the store promises to keep is kept across a kill
     let arguments: &[&str] = match kind {
-        StoreKind::Memory | StoreKind::Postgres => &[],
+        StoreKind::Memory | StoreKind::Sqlite | StoreKind::Postgres => &[],
         StoreKind::Mysql | StoreKind::Mariadb => &mysql::ARGUMENTS,
         StoreKind::Redis | StoreKind::Valkey => &["--appendonly", "yes", "--appendfsync", "always"],
     };
     let server = Server::start_with(server, arguments).map_err(failed)?;
     Ok(match kind {
-        StoreKind::Memory | StoreKind::Postgres => Arc::new(postgres::PgLab::new(server)),
+        StoreKind::Memory | StoreKind::Sqlite | StoreKind::Postgres => {
+            Arc::new(postgres::PgLab::new(server))
+        }
         StoreKind::Mysql | StoreKind::Mariadb => Arc::new(mysql::MySqlLab::new(server)),
         StoreKind::Redis | StoreKind::Valkey => Arc::new(redis::RedisLab::new(server)),
     })
