@@ -78,7 +78,7 @@ mod history;
 mod holder;
 mod memory;
 pub mod model;
-mod proxy;
+pub mod proxy;
 mod report;
 mod runner;
 #[cfg(all(feature = "servers", unix))]
