@@ -33,6 +33,10 @@ use crate::token::FencingToken;
 /// engine polls with jitter. Callers of one process queue locally per key; a release may hand the
 /// lock to the next of them a bounded number of times before other processes get their turn.
 ///
+/// Where [`SessionLimits::max_per_session`] bounds what a session holds, the main session passes
+/// what it has no room for on to a further one, which may do the same; a further session is closed
+/// when it has held nothing for [`SessionLimits::waiter_idle`].
+///
 /// When the store ends a session, every guard on it is lost at once; a silent network is noticed
 /// within `keepalive + answer` of its [`SessionLimits`]. The engine then reconnects.
 #[derive(Debug)]
