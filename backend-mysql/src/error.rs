@@ -18,10 +18,14 @@ pub(crate) mod code {
     pub(crate) const QUERY_TIMEOUT: u16 = 3024;
     pub(crate) const STATEMENT_TIMEOUT: u16 = 1969;
     pub(crate) const NO_SUCH_THREAD: u16 = 1094;
+    /// To end another user's connection.
+    pub(crate) const KILL_DENIED: u16 = 1095;
+    pub(crate) const COLUMN_EXISTS: u16 = 1060;
     pub(crate) const NO_SUCH_TABLE: u16 = 1146;
     pub(crate) const NO_SUCH_COLUMN: u16 = 1054;
     /// No right to a table, also to one that does not exist.
     pub(crate) const TABLE_DENIED: u16 = 1142;
+    pub(crate) const COLUMN_DENIED: u16 = 1143;
     /// `FOR UPDATE NOWAIT` on MySQL.
     pub(crate) const LOCK_NOWAIT: u16 = 3572;
 }
