@@ -1,6 +1,7 @@
 //! What rows tell: leases, dedupe entries, and, where there are no user-level locks, named locks and
 //! claims.
 
+use std::collections::HashMap;
 use std::time::Duration;
 
 use leasehold_core::{
@@ -146,30 +147,27 @@ async fn take_away(
     Ok(row)
 }
 
-/// The rows that an open transaction has locked, as it wrote them: what is read of one that is not
-/// committed differs from what is committed. In this order: a commit in between ends it.
-fn claimed(store: &Store, which: &str) -> (String, String) {
-    let table = &store.tables.claim;
-    let columns = "LOWER(HEX(id)), mark, connection, since, holder";
-    let read = |level: &str| {
-        format!(
-            "SET TRANSACTION ISOLATION LEVEL {level}; SELECT {columns} FROM {table} WHERE {which}"
-        )
-    };
-    (read("READ UNCOMMITTED"), read("READ COMMITTED"))
-}
-
 type ClaimRow = (String, u64, u64, i64, Vec<u8>);
 
-/// Those that are held now, where transactions lock rows.
+/// The rows that an open transaction has locked, as it wrote them: what is read of one that is not
+/// committed differs from what is committed. In this order: a commit in between ends it.
 async fn held_claims(store: &Store, which: &str) -> Result<Vec<ClaimRow>> {
-    let (written, committed) = claimed(store, which);
+    let table = &store.tables.claim;
+    let written = format!(
+        "SET TRANSACTION ISOLATION LEVEL READ UNCOMMITTED; \
+         SELECT LOWER(HEX(id)), mark, connection, since, holder FROM {table} WHERE {which}"
+    );
     let written: Vec<ClaimRow> = store.rows(&written).await?;
-    let committed: Vec<ClaimRow> = store.rows(&committed).await?;
-    let marks: std::collections::HashMap<&str, u64> =
-        committed.iter().map(|row| (row.0.as_str(), row.1)).collect();
-    let open = |row: &ClaimRow| marks.get(row.0.as_str()).is_some_and(|mark| *mark != row.1);
-    Ok(written.iter().filter(|row| open(row)).cloned().collect())
+    if written.is_empty() {
+        return Ok(written);
+    }
+    let ids: Vec<String> = written.iter().map(|row| format!("x'{}'", row.0)).collect();
+    // our own connections are at READ COMMITTED
+    let committed =
+        format!("SELECT LOWER(HEX(id)), mark FROM {table} WHERE id IN ({})", ids.join(","));
+    let committed: HashMap<String, u64> = store.rows(&committed).await?.into_iter().collect();
+    let open = |row: &ClaimRow| committed.get(&row.0).is_some_and(|mark| *mark != row.1);
+    Ok(written.into_iter().filter(open).collect())
 }
 
 /// Claims, where they lock rows. The table has hashes only.
@@ -207,7 +205,8 @@ pub(super) async fn end_claim(store: &Store, key: &Key) -> Result<Option<Holding
     // looked at again in the same message, lest another transaction of that connection is hit
     let table = &store.tables.claim;
     let look = format!(
-        "SET TRANSACTION ISOLATION LEVEL READ UNCOMMITTED; \
+        "SET @leasehold_mark = NULL, @leasehold_connection = 0, @leasehold_old = NULL; \
+         SET TRANSACTION ISOLATION LEVEL READ UNCOMMITTED; \
          SELECT mark, connection INTO @leasehold_mark, @leasehold_connection FROM {table} \
            WHERE {which}; \
          SET TRANSACTION ISOLATION LEVEL READ COMMITTED; \

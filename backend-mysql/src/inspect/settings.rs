@@ -35,6 +35,9 @@ const STATEMENT: f64 = 5.0;
 /// One that waits for a row for so many seconds is stuck.
 const ROW_WAIT: f64 = 300.0;
 
+/// A busy handle has so many connections beside its pool.
+const HANDLE: f64 = 25.0;
+
 /// The variables and counters by their names.
 #[derive(Clone, Debug)]
 pub(super) struct Settings(pub(super) HashMap<String, String>);
@@ -194,8 +197,8 @@ impl Settings {
         if let Some(of_user) = of_user {
             found = format!("{found}; a user may have {of_user}");
         }
-        let few = of_user.is_some_and(|of_user| of_user < 25.0);
-        if !few && most - used > (most / 10.0).max(2.0) {
+        let few = of_user.is_some_and(|of_user| of_user < HANDLE);
+        if !few && most - used >= (most / 10.0).max(HANDLE) {
             return Finding::fine(TOPIC, found);
         }
         let advice = "a handle opens up to 8 for leases and dedupe, 5 to wake waiters, 2 or more for \
