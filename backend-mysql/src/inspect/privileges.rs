@@ -51,7 +51,8 @@ pub(super) async fn look(store: &Store, conn: &mut Conn) -> Vec<Finding> {
     };
     let mut findings = Vec::new();
     // a strict mode refuses the values that the statements do not have
-    let lax = "SET SESSION sql_mode = '', sql_safe_updates = 0";
+    let lax = "SET SESSION sql_mode = '', sql_safe_updates = 0; \
+        SET SESSION TRANSACTION READ WRITE";
     if let Err(error) = conn.query_drop(lax).await {
         let found = format!("could not be asked: {error}");
         return vec![Finding::warning(TOPIC, found, "look into the server's log")];
@@ -66,6 +67,10 @@ pub(super) async fn look(store: &Store, conn: &mut Conn) -> Vec<Finding> {
                 let database = database.replace('`', "``");
                 let advice = format!("GRANT {privilege} ON `{database}`.`{name}` TO {user}");
                 findings.push(Finding::fault(TOPIC, found, advice));
+            }
+            Some(code::READ_ONLY | code::READ_ONLY_MODE) => {
+                let found = "cannot be asked of a server that is read-only";
+                return vec![Finding::warning(TOPIC, found, "ask again on the primary")];
             }
             // told by the table's finding
             Some(code::NO_SUCH_TABLE | code::NO_SUCH_COLUMN) => {}

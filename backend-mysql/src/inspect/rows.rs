@@ -217,15 +217,13 @@ pub(super) async fn end_claim(store: &Store, key: &Key) -> Result<Option<Holding
          KILL IF(@leasehold_mark <> @leasehold_old, @leasehold_connection, 0)"
     );
     let mut conn = store.own.get_conn().await.map_err(mapped)?;
-    match super::locks::killed(conn.query_drop(kill).await, &held)? {
-        false => Ok(None),
-        true => {
-            drop(conn); // it may be the only one
-            let gone = format!("{look} = @leasehold_mark FROM {table} WHERE {which}");
-            super::locks::until_ended(store, &gone).await?;
-            Ok(Some(held))
-        }
+    if !super::locks::killed(conn.query_drop(kill).await, &held)? {
+        return Ok(None);
     }
+    drop(conn); // it may be the only one
+    let gone = format!("{look} = @leasehold_mark FROM {table} WHERE {which}");
+    super::locks::until_ended(store, &gone).await?;
+    Ok(Some(held))
 }
 
 /// Whether the table is there.

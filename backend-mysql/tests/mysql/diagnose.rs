@@ -146,6 +146,11 @@ async fn settings_of_the_server_are_found(harness: Arc<MySqlHarness>) -> Verdict
     let found = findings(&late).await?;
     is(&found, "durability", Severity::Fine)?;
     is(&found, "read_only", Severity::Fault)?;
+    is(&found, "privileges", Severity::Warning)?;
+    let repair = the(&found, "read_only")?.advice.rsplit(": ").next().unwrap_or_default();
+    admin.query_drop(repair).await?;
+    let found = findings(&late).await?;
+    is(&found, "read_only", Severity::Fine)?;
     is(&found, "privileges", Severity::Fine)
 }
 
