@@ -203,7 +203,8 @@ impl<D: SessionDriver> Worker<D> {
                 Try::Granted(token) => self.grant(permit, request, token, 0, *heard),
                 Try::Refused(error) => request.answer(Err(error)),
                 Try::Busy => {
-                    if let Some(request) = live_within(&permit, Some(request)) {
+                    if let Some(mut request) = live_within(&permit, Some(request)) {
+                        request.waits(&self.shared.observer);
                         match self.role {
                             Role::Main | Role::Further => dispatch(&self.shared, permit, request),
                             Role::Waiter => self.queued.push((permit, request)),

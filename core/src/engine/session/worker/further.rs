@@ -57,7 +57,7 @@ impl<D: SessionDriver> Worker<D> {
                 return;
             };
             match self.serve(&mut session).await {
-                End::Lost(reason, error) => self.lose_all(reason, &error),
+                End::Lost(reason, error) => self.session_lost(session.id(), reason, &error),
                 End::Idle => {
                     let answer = self.shared.limits.answer;
                     drop(tokio::time::timeout(answer, session.close()).await); // silence ends it as well

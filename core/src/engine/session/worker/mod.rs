@@ -22,13 +22,25 @@ use super::waiters::later;
 use super::{Command, Ending, Pulse, Request, Shared};
 use crate::backend::{Session, SessionDriver, SessionId};
 use crate::error::{Error, ErrorKind, Result};
+use crate::inspect::Kind;
 use crate::lost::{LossReason, LossSignal};
+use crate::observe::TARGET;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Role {
     Main,
     Further,
     Waiter,
+}
+
+impl Role {
+    fn as_str(self) -> &'static str {
+        match self {
+            Self::Main => "main",
+            Self::Further => "further",
+            Self::Waiter => "waiter",
+        }
+    }
 }
 
 struct Worker<D: SessionDriver> {
@@ -144,7 +156,7 @@ fn start<D: SessionDriver>(
 /// However a worker ends (also by a panic, or with its runtime), its guards hear of it.
 impl<D: SessionDriver> Drop for Worker<D> {
     fn drop(&mut self) {
-        self.lose_all(LossReason::SessionEnded, &super::closed());
+        self.lose_all(LossReason::SessionEnded);
         if self.role == Role::Waiter {
             self.shared.waiters.ended();
         }
@@ -161,7 +173,7 @@ impl<D: SessionDriver> Worker<D> {
         self.take_while_down(first);
         while let Some(mut session) = self.connect().await {
             match self.serve(&mut session).await {
-                End::Lost(reason, error) => self.lose_all(reason, &error),
+                End::Lost(reason, error) => self.session_lost(session.id(), reason, &error),
                 End::Abandoned | End::Idle | End::Done => {
                     self.end(session).await;
                     return;
@@ -179,12 +191,12 @@ impl<D: SessionDriver> Worker<D> {
         let mut session = match self.open().await {
             Ok(session) => session,
             Err(error) => {
-                tracing::debug!(%error, "no session to wait with");
+                self.no_session(&error);
                 return self.hand_back();
             }
         };
         match self.serve(&mut session).await {
-            End::Lost(reason, error) => self.lose_all(reason, &error),
+            End::Lost(reason, error) => self.session_lost(session.id(), reason, &error),
             End::Abandoned => {}
             End::Idle | End::Done => return self.end(session).await,
         }
@@ -206,7 +218,7 @@ impl<D: SessionDriver> Worker<D> {
     }
 
     async fn end(&mut self, session: D::Session) {
-        self.lose_all(LossReason::Closed, &super::closed());
+        self.lose_all(LossReason::Closed);
         self.queued.clear();
         let answer = self.shared.limits.answer;
         drop(tokio::time::timeout(answer, session.close()).await); // silence ends it as well
@@ -242,7 +254,7 @@ impl<D: SessionDriver> Worker<D> {
                 }
                 Err(error) => error,
             };
-            tracing::warn!(backend = shared.driver.backend(), %error, "no session with the store");
+            self.no_session(&error);
             self.tell_down(true);
             if error.is_retryable() {
                 self.give_up_late(&error);
@@ -314,11 +326,29 @@ impl<D: SessionDriver> Worker<D> {
         }
     }
 
-    fn lose_all(&mut self, reason: LossReason, error: &Error) {
-        let (backend, locks) = (self.shared.driver.backend(), self.held.len());
-        if locks > 0 && reason != LossReason::Closed {
-            tracing::warn!(backend, locks, %error, "session lost, and with it its locks");
+    fn session_opened(&self, session: SessionId) {
+        let (backend, kind) = (self.shared.driver.backend(), Kind::Lock.as_str());
+        let role = self.role.as_str();
+        tracing::debug!(target: TARGET, backend, kind, session, role, "session opened");
+    }
+
+    fn no_session(&self, error: &Error) {
+        let (backend, kind) = (self.shared.driver.backend(), Kind::Lock.as_str());
+        tracing::warn!(target: TARGET, backend, kind, %error, "no session");
+    }
+
+    fn session_lost(&mut self, session: SessionId, reason: LossReason, error: &Error) {
+        let (backend, kind) = (self.shared.driver.backend(), Kind::Lock.as_str());
+        let (role, locks) = (self.role.as_str(), self.held.len());
+        if locks > 0 {
+            tracing::warn!(target: TARGET, backend, kind, session, role, locks, %error, "session lost");
+        } else {
+            tracing::debug!(target: TARGET, backend, kind, session, role, locks, %error, "session lost");
         }
+        self.lose_all(reason);
+    }
+
+    fn lose_all(&mut self, reason: LossReason) {
         for held in self.held.values() {
             held.signal.lose(reason);
         }
@@ -329,6 +359,7 @@ impl<D: SessionDriver> Worker<D> {
     // --- with a session ----------------------------------------------------------------------
 
     async fn serve(&mut self, session: &mut D::Session) -> End {
+        self.session_opened(session.id());
         let limits = self.shared.limits;
         let mut heard = Instant::now();
         self.pulse.extend(heard + limits.keepalive + limits.answer);
