@@ -1,9 +1,10 @@
 //! Claims: the caller's pool, one connection from begin to commit.
 
 use std::any::{Any, TypeId};
+use std::collections::HashMap;
 use std::fmt::{self, Write};
-use std::sync::Arc;
-use std::time::Duration;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
 
 use async_trait::async_trait;
 use futures_util::FutureExt;
@@ -26,6 +27,9 @@ const SLICE: Duration = Duration::from_secs(10);
 /// What an answer may take beyond the wait.
 pub(crate) const ANSWER: Duration = Duration::from_secs(5);
 
+/// A connection says so often whose it is, so that the entry of one that is in use is not old.
+const INTRODUCED: Duration = Duration::from_secs(600);
+
 /// By what claims exclude each other.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Means {
@@ -41,11 +45,13 @@ const BEGIN: &str = "SET TRANSACTION ISOLATION LEVEL READ COMMITTED; START TRANS
 pub(crate) struct Claims {
     store: Arc<Store>,
     means: Means,
+    /// The connections of the pool that have said whose they are, and when.
+    introduced: Mutex<HashMap<u32, Instant>>,
 }
 
 impl Claims {
     pub(crate) fn new(store: Arc<Store>, means: Means) -> Self {
-        Self { store, means }
+        Self { store, means, introduced: Mutex::default() }
     }
 
     /// A connection of the pool, in a transaction, which is the only way to own one. It has read
@@ -62,6 +68,23 @@ impl Claims {
         Ok(Guarded { tx: Some(tx), release: String::new() })
     }
 
+    /// What a connection must say first: once in a while whose it is.
+    fn introduction(&self, connection: u32) -> String {
+        let introduced = self.introduced.lock().unwrap_or_else(PoisonError::into_inner);
+        match introduced.get(&connection) {
+            Some(at) if at.elapsed() < INTRODUCED => String::new(),
+            _ => format!("{}; ", self.store.introduction("")),
+        }
+    }
+
+    fn has_introduced(&self, connection: u32) {
+        let mut introduced = self.introduced.lock().unwrap_or_else(PoisonError::into_inner);
+        if introduced.len() >= 1_000 {
+            introduced.retain(|_, at| at.elapsed() < INTRODUCED);
+        }
+        introduced.insert(connection, Instant::now());
+    }
+
     /// Takes the locks in order, then begins; none if the deadline passes.
     async fn lock(
         &self,
@@ -72,7 +95,12 @@ impl Claims {
         let mut from = 0;
         loop {
             // all that are free at once, and with the last of them the token and the transaction
-            let (got, token) = guarded.try_locks(&self.store, names, from).await?;
+            let connection = guarded.tx().id();
+            let also = self.introduction(connection);
+            let (got, token) = guarded.try_locks(&self.store, names, from, &also).await?;
+            if !also.is_empty() {
+                self.has_introduced(connection);
+            }
             if token.is_some() {
                 return Ok(token);
             }
@@ -137,7 +165,7 @@ impl ClaimDriver for Claims {
                 guarded.end("ROLLBACK").await?;
                 return Ok(None);
             }
-            let token = rows::token(&self.store, guarded.tx()).await?;
+            let token = rows::token(&self.store, guarded.tx(), ids).await?;
             return Ok(Some(self.claim(guarded, token)));
         }
         let Some(token) = self.lock(&mut guarded, ids, deadline).await? else {
@@ -174,7 +202,7 @@ impl Guarded {
 
     /// Tries all from an index on, and keeps those before the first busy one; says how many. If
     /// all are held then, the same round trip fetches the token and begins the transaction: after
-    /// the locks, so that nothing that it reads is older than they are.
+    /// the locks, so that nothing that it reads is older than they are. `also` is done before that.
     ///
     /// The token is the next number of a sequence, committed before: a transaction's own rows
     /// would be rolled back with it, or lost in a crash.
@@ -183,6 +211,7 @@ impl Guarded {
         store: &Store,
         names: &[String],
         from: usize,
+        also: &str,
     ) -> Result<(usize, Option<FencingToken>)> {
         let table = &store.tables.token;
         let (mut locks, mut all) = (String::new(), String::from("1"));
@@ -195,7 +224,7 @@ impl Guarded {
         }
         let text = format!(
             "SELECT CONCAT(''{locks})r; INSERT INTO {table} SELECT NULL FROM DUAL WHERE {all}; \
-             COMMIT; {BEGIN}"
+             {also}COMMIT; {BEGIN}"
         );
         let mut result = self.tx().query_iter(text).await.map_err(mapped)?;
         let digits: Vec<String> = result.collect().await.map_err(mapped)?;
