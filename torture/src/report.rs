@@ -40,10 +40,13 @@ impl fmt::Display for Report {
         }
         let (_, notable) = check_all(*store, &self.events, &Ends::unknown());
         for (kind, (count, longest)) in &notable.overlaps {
-            let bound = store.loss_bound();
+            let bound = match kind {
+                Kind::Lock => format!("{:?}", store.loss_bound()),
+                _ => "by force: its ttl".to_owned(),
+            };
             writeln!(
                 f,
-                "  overlaps of a {kind} within the bound of its loss ({bound:?}): {count}, \
+                "  overlaps of a {kind} within the bound of its loss ({bound}): {count}, \
                  the longest {longest:?}"
             )?;
         }
