@@ -234,6 +234,10 @@ impl Guarded {
         result.drop_result().await.map_err(mapped)?;
         let digits = digits.concat();
         let got: Vec<bool> = digits.bytes().map(|digit| digit == b'1').collect();
+        if got.len() != names.len() - from {
+            let detail = format!("asked for {} locks, the answer is {digits:?}", names.len() - from);
+            return Err(Error::new(ErrorKind::Backend, detail));
+        }
         let kept = got.iter().take_while(|got| **got).count();
         for name in &names[from..from + kept] {
             self.hold(name);
@@ -262,20 +266,30 @@ impl Guarded {
         let _ = write!(self.release, ",IFNULL(RELEASE_LOCK('{name}'),0)");
     }
 
+    /// Why the connection takes no more statements: the answer to an earlier one was not read,
+    /// because its future was dropped, and the next statement would get it.
+    fn broken(&self) -> Option<Error> {
+        let broken = self.tx.as_ref().is_some_and(|tx| tx.is_disconnected());
+        broken.then(|| {
+            let detail = "a statement was dropped before its answer had come: \
+                          the transaction is rolled back";
+            Error::new(ErrorKind::Lost, detail)
+        })
+    }
+
     /// Ends the transaction, then frees the locks, in one round trip. Only if the server confirms
     /// all of it does the connection go back to the pool.
+    ///
+    /// The answer repeats a random number: if a user's statement was dropped and others followed,
+    /// the answers are those to earlier questions.
     async fn end(mut self, how: &str) -> Result<()> {
         let release = std::mem::take(&mut self.release);
-        let text = if release.is_empty() {
-            how.to_owned()
-        } else {
-            format!("{how}; SELECT CONCAT(''{release})r")
-        };
+        let asked = format!("{:016x}:", rand::random::<u64>());
+        let text = format!("{how}; SELECT CONCAT('{asked}'{release})r");
         let tx = self.tx();
         let mut result = tx.query_iter(text).await.map_err(mapped)?;
         // the transaction has ended; what follows only matters for the connection
         let freed = match result.collect::<String>().await {
-            Ok(none) if release.is_empty() => Ok(none),
             Ok(_) => result.collect::<String>().await,
             Err(error) => Err(error),
         };
@@ -285,6 +299,11 @@ impl Guarded {
                 tracing::debug!(%error, "a claim's locks were not freed, closing its connection");
                 return Ok(());
             }
+        };
+        let Some(freed) = freed.strip_prefix(&asked) else {
+            let detail = "the answers are not those to these questions: \
+                          a statement was dropped before its answer had come";
+            return Err(Error::new(ErrorKind::CommitUnknown, detail));
         };
         if freed.bytes().all(|digit| digit == b'1') {
             drop(self.tx.take());
@@ -326,6 +345,9 @@ impl OpenClaim {
     /// A deadlock rolls the whole transaction back and a statement such as `CREATE TABLE` commits
     /// it; what follows is then on its own.
     async fn check_open(&mut self) -> Result<()> {
+        if let Some(error) = self.guarded.broken() {
+            return Err(error);
+        }
         let tx = self.guarded.tx();
         if tx.last_ok_packet().is_none() {
             // after an error the status is not known
@@ -355,7 +377,14 @@ impl ClaimTx for OpenClaim {
     }
 
     async fn first_seen(&mut self, key: &Key, retain: Duration) -> Result<bool> {
+        if let Some(error) = self.guarded.broken() {
+            return Err(error);
+        }
         dedupe::first_seen(&self.store, self.guarded.tx(), key, retain).await
+    }
+
+    fn broken(&self) -> Option<Error> {
+        self.guarded.broken()
     }
 
     async fn commit(mut self: Box<Self>) -> Result<()> {
@@ -369,7 +398,13 @@ impl ClaimTx for OpenClaim {
     }
 
     async fn rollback(self: Box<Self>) -> Result<()> {
-        self.guarded.end("ROLLBACK").await
+        if self.guarded.broken().is_some() {
+            return Ok(()); // its connection is closed, and the server rolls back
+        }
+        match self.guarded.end("ROLLBACK").await {
+            Err(error) if error.kind() == ErrorKind::CommitUnknown => Ok(()), // as above
+            other => other,
+        }
     }
 }
 

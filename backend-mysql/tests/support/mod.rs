@@ -181,7 +181,7 @@ impl MySqlHarness {
             drop(kept);
         });
         let name = format!("{:032x}", rand::random::<u128>());
-        let constraints = mysql_async::PoolConstraints::new(0, connections);
+        let constraints = mysql_async::PoolConstraints::new(connections, connections);
         let pool = mysql_async::PoolOpts::default()
             .with_constraints(constraints.ok_or_else(|| failed("no pool of that size"))?);
         let opts = OptsBuilder::from_opts(opts)
