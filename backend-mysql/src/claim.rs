@@ -235,7 +235,8 @@ impl Guarded {
         let digits = digits.concat();
         let got: Vec<bool> = digits.bytes().map(|digit| digit == b'1').collect();
         if got.len() != names.len() - from {
-            let detail = format!("asked for {} locks, the answer is {digits:?}", names.len() - from);
+            let detail =
+                format!("asked for {} locks, the answer is {digits:?}", names.len() - from);
             return Err(Error::new(ErrorKind::Backend, detail));
         }
         let kept = got.iter().take_while(|got| **got).count();

@@ -13,7 +13,7 @@ use mysql_async::{Params, Transaction, Value};
 use crate::error::{BACKEND, code, is_transient, mapped, server_code};
 use crate::lease::{IntoValue, micros, owner_bytes};
 use crate::names::{Kind, hex};
-use crate::store::{NOW, Store};
+use crate::store::{FIRST_TOKEN, NOW, Store};
 
 /// Rows that one statement admits.
 const CHUNK: usize = 500;
@@ -48,7 +48,7 @@ impl Dedupes {
             let keep = micros(item.in_progress.unwrap_or(item.retain));
             let name = hex(item.key.as_str().as_bytes());
             values.push(format!(
-                "({id}, {scope}, {name}, {holder}, {owner}, (SELECT floor + 1 FROM {meta} WHERE id = 1 LOCK IN SHARE MODE), \
+                "({id}, {scope}, {name}, {holder}, {owner}, (SELECT {FIRST_TOKEN} FROM {meta} WHERE id = 1 LOCK IN SHARE MODE), \
                  {done}, {NOW}, {NOW} + {keep})"
             ));
         }
@@ -113,7 +113,7 @@ fn admit_one(store: &Store) -> String {
     let (scope, holder) = (store.scope(), &store.holder);
     format!(
         "INSERT INTO {table} (id, scope, name, holder, owner, token, done, since, expires) \
-         SELECT ?, {scope}, ?, {holder}, ?, (LAST_INSERT_ID((floor + 1) * 2 + 1) - 1) DIV 2, ?, {NOW}, {NOW} + ? \
+         SELECT ?, {scope}, ?, {holder}, ?, (LAST_INSERT_ID({FIRST_TOKEN} * 2 + 1) - 1) DIV 2, ?, {NOW}, {NOW} + ? \
          FROM {meta} WHERE {meta}.id = 1 LOCK IN SHARE MODE \
          ON DUPLICATE KEY UPDATE \
          token = IF({table}.owner = ? AND {table}.expires > {NOW}, \
@@ -205,7 +205,7 @@ async fn make_room(store: &Store, id: &[u8; 32], key: &Key) -> Result<()> {
     let (table, meta) = (&store.tables.dedupe, &store.tables.meta);
     let insert = format!(
         "INSERT IGNORE INTO {table} (id, scope, name, owner, token, done, since, expires) \
-         SELECT {}, {}, {}, '', floor, 0, 0, 0 FROM {meta} WHERE id = 1 LOCK IN SHARE MODE",
+         SELECT {}, {}, {}, '', {FIRST_TOKEN}, 0, 0, 0 FROM {meta} WHERE id = 1 LOCK IN SHARE MODE",
         hex(id),
         store.scope(),
         hex(key.as_str().as_bytes())

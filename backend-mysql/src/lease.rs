@@ -14,7 +14,7 @@ use mysql_async::{Transaction, TxOpts};
 use crate::bell::Bell;
 use crate::error::{BACKEND, code, is_gone, is_transient, mapped, server_code};
 use crate::names::{Kind, hex};
-use crate::store::{DEAD, NOW, Store, Tables, retried};
+use crate::store::{DEAD, FIRST_TOKEN, NOW, Store, Tables, retried};
 use crate::wake::Lookout;
 
 /// Takes, renews and frees leases.
@@ -40,7 +40,7 @@ impl Leases {
         let acquire = format!(
             "INSERT INTO {lease} (id, scope, name, owner, token, ttl, expires, bell, awaited, \
                 since, holder) \
-             SELECT ?, ?, ?, ?, (LAST_INSERT_ID((floor + 1) * 2 + 1) - 1) DIV 2, ?, {NOW} + ?, \
+             SELECT ?, ?, ?, ?, (LAST_INSERT_ID({FIRST_TOKEN} * 2 + 1) - 1) DIV 2, ?, {NOW} + ?, \
                 ?, 0, {NOW}, {holder} \
              FROM {meta} WHERE {meta}.id = 1 LOCK IN SHARE MODE \
              ON DUPLICATE KEY UPDATE \

@@ -17,6 +17,11 @@ use crate::names::{self, Kind, RowId};
 /// sent plus the ttl.
 pub(crate) const NOW: &str = "TIMESTAMPDIFF(MICROSECOND, '1970-01-01', UTC_TIMESTAMP(6))";
 
+/// The token of a row that is new: above those of rows that were purged, which have raised the
+/// floor, and of those that somebody deleted by hand, which were of earlier microseconds.
+pub(crate) const FIRST_TOKEN: &str =
+    "GREATEST(floor + 1, TIMESTAMPDIFF(MICROSECOND, '1970-01-01', UTC_TIMESTAMP(6)))";
+
 /// How often a statement is sent again after the server rolled it back.
 pub(crate) const TRIES: u32 = 10;
 
