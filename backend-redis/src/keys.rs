@@ -47,6 +47,16 @@ pub(crate) struct Keyspace {
     tag: Option<String>,
     claim_tag: String,
     clustered: bool,
+    /// Outside of a cluster, where all keys share them.
+    shared: Shared,
+}
+
+/// Names that are the same in every request, ready to be sent.
+#[derive(Clone, Debug)]
+struct Shared {
+    last: Value,
+    marks: Value,
+    channel: Value,
 }
 
 /// The place of one key.
@@ -81,12 +91,21 @@ impl Keyspace {
                 _ => escaped.push(c),
             }
         }
-        Ok(Self {
+        let none = Shared { last: Value::Null, marks: Value::Null, channel: Value::Null };
+        let mut keys = Self {
             prefix: format!("leasehold:{escaped}:"),
             claim_tag: tag.clone().unwrap_or(escaped),
             tag,
             clustered,
-        })
+            shared: none,
+        };
+        let tag = &keys.claim_tag;
+        keys.shared = Shared {
+            last: keys.named(tag, "last", Kind::Lease.name()).into(),
+            marks: keys.named(tag, "gone", "").into(),
+            channel: keys.channel(tag).into(),
+        };
+        Ok(keys)
     }
 
     /// Whether slots matter.
@@ -126,14 +145,25 @@ impl Keyspace {
         name
     }
 
-    /// The key of the last token of a slot.
+    /// The key of the last token of the claims or the entries of a slot.
     pub(crate) fn last(&self, kind: Kind, tag: &str) -> Value {
         self.named(tag, "last", kind.name()).into()
     }
 
+    /// The key of the last token of the leases and named locks: of a slot, or of all.
+    pub(crate) fn last_lease(&self, tag: &str) -> Value {
+        if self.clustered { self.last(Kind::Lease, tag) } else { self.shared.last.clone() }
+    }
+
     /// The key that marks a request as given up.
     pub(crate) fn mark(&self, tag: &str, owner: Owner) -> Value {
+        let tag = if self.clustered { tag } else { &self.claim_tag };
         self.named(tag, "gone", &hex(owner)).into()
+    }
+
+    /// What the marks of a slot begin with, up to the owner.
+    pub(crate) fn marks(&self, tag: &str) -> Value {
+        if self.clustered { self.named(tag, "gone", "").into() } else { self.shared.marks.clone() }
     }
 
     /// The channel on which the news of a slot are published.
@@ -143,6 +173,11 @@ impl Keyspace {
         } else {
             format!("{}wake", self.prefix)
         }
+    }
+
+    /// The same as a word of a request.
+    pub(crate) fn channel_word(&self, tag: &str) -> Value {
+        if self.clustered { self.channel(tag).into() } else { self.shared.channel.clone() }
     }
 
     /// The command that publishes news.
@@ -214,10 +249,15 @@ mod tests {
             let place = keys.place(Kind::Lease, &Key::new(name).unwrap());
             let wanted = slot(&place.name);
             assert_eq!(wanted, slot(&format!("{{{}}}", place.tag)), "{name}");
-            let last = keys.last(Kind::Lease, &place.tag).into_string().unwrap();
-            let mark = keys.mark(&place.tag, Owner::fresh()).into_string().unwrap();
-            assert_eq!(slot(&last), wanted);
-            assert_eq!(slot(&mark), wanted);
+            let owner = Owner::fresh();
+            let mark = keys.mark(&place.tag, owner).into_string().unwrap();
+            let marks = keys.marks(&place.tag).into_string().unwrap();
+            assert_eq!(mark, marks + &hex(owner), "the scripts put it together like this");
+            let last = keys.last_lease(&place.tag).into_string().unwrap();
+            let others = keys.last(Kind::Dedupe, &place.tag).into_string().unwrap();
+            for helper in [mark, last, others] {
+                assert_eq!(slot(&helper), wanted, "{helper}");
+            }
             assert_eq!(slot(&keys.channel(&place.tag)), wanted);
             assert_eq!(keys.wake_of(&place.name), Some(place.wake));
         }

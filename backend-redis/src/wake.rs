@@ -31,7 +31,10 @@ struct Shared {
     keys: Keyspace,
     limit: Duration,
     keyspace_events: bool,
+    /// What is not a message; the engines hear those from the client itself.
     news: broadcast::Sender<Wake>,
+    /// The client that is subscribed.
+    open: Mutex<Option<Client>>,
     ready: watch::Sender<bool>,
     /// Who waits for a claim, by what its news are called.
     waiting: Mutex<HashMap<u64, Vec<Arc<Notify>>>>,
@@ -56,6 +59,7 @@ impl Wakes {
             limit,
             keyspace_events,
             news: broadcast::Sender::new(4_096),
+            open: Mutex::new(None),
             ready: watch::Sender::new(false),
             waiting: Mutex::default(),
             channels: Mutex::default(),
@@ -67,12 +71,11 @@ impl Wakes {
 
     /// Subscribes, if that has not been done yet, and listens.
     pub(crate) async fn listen(&self) -> Result<Box<dyn WakeSource>> {
-        let news = self.0.news.subscribe();
-        self.start();
+        let source = self.source();
         let mut ready = self.0.ready.subscribe();
         let wait = ready.wait_for(|ready| *ready);
         if let Ok(Ok(_)) = tokio::time::timeout(self.0.limit, wait).await {
-            return Ok(Box::new(Source(news)));
+            return Ok(source);
         }
         let detail = "the subscription for wake-ups could not be opened";
         Err(Error::new(ErrorKind::Unavailable, detail))
@@ -82,7 +85,8 @@ impl Wakes {
     pub(crate) fn source(&self) -> Box<dyn WakeSource> {
         let news = self.0.news.subscribe();
         self.start();
-        Box::new(Source(news))
+        let messages = self.0.messages();
+        Box::new(Source { shared: self.0.clone(), news, messages })
     }
 
     /// Opens the subscription if that has not been done yet.
@@ -99,6 +103,7 @@ impl Wakes {
                     };
                     let Err(error) = subscribe(&shared, &mut unread, &mut pause).await;
                     shared.ready.send_replace(false);
+                    *lock(&shared.open) = None;
                     tracing::debug!(%error, "the subscription for wake-ups ended");
                     drop(shared);
                     tokio::time::sleep(pause).await;
@@ -176,7 +181,14 @@ impl Drop for Registration {
 }
 
 impl Shared {
+    /// Tells everybody.
     fn deliver(&self, wake: Wake) {
+        self.notify(wake);
+        drop(self.news.send(wake)); // nobody listens: nobody misses it
+    }
+
+    /// Tells those who wait for a claim.
+    fn notify(&self, wake: Wake) {
         match wake {
             Wake::Released(id) | Wake::Changed(id) => {
                 if let Some(list) = lock(&self.waiting).get(&id) {
@@ -189,7 +201,11 @@ impl Shared {
                 }
             }
         }
-        drop(self.news.send(wake)); // nobody listens: nobody misses it
+    }
+
+    /// The messages from now on.
+    fn messages(&self) -> Option<broadcast::Receiver<Message>> {
+        lock(&self.open).as_ref().map(Client::message_rx)
     }
 }
 
@@ -237,6 +253,7 @@ async fn subscribe(
     // the first connection counts as one more
     while reconnects.try_recv().is_ok() {}
     all(shared, client).await?;
+    *lock(&shared.open) = Some(client.clone());
     shared.ready.send_replace(true);
     shared.deliver(Wake::Missed);
     *pause = Duration::from_millis(50);
@@ -246,9 +263,9 @@ async fn subscribe(
         tokio::select! {
             message = messages.recv() => match message {
                 Ok(message) => if let Some(wake) = read(&message) {
-                    shared.deliver(wake);
+                    shared.notify(wake);
                 },
-                Err(RecvError::Lagged(_)) => shared.deliver(Wake::Missed),
+                Err(RecvError::Lagged(_)) => shared.notify(Wake::Missed),
                 Err(RecvError::Closed) => return Err(ended()),
             },
             event = events.recv() => match event {
@@ -338,17 +355,50 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// The news for an engine.
+/// The news for an engine. It hears messages from the client itself: a task in between would cost
+/// a waiter as much time as the message takes from the server.
 #[derive(Debug)]
-struct Source(broadcast::Receiver<Wake>);
+struct Source {
+    shared: Arc<Shared>,
+    news: broadcast::Receiver<Wake>,
+    messages: Option<broadcast::Receiver<Message>>,
+}
 
 #[async_trait]
 impl WakeSource for Source {
     async fn next(&mut self) -> Result<Wake> {
-        match self.0.recv().await {
-            Ok(wake) => Ok(wake),
-            Err(RecvError::Lagged(_)) => Ok(Wake::Missed),
-            Err(RecvError::Closed) => Err(ended()),
+        enum Heard {
+            News(std::result::Result<Wake, RecvError>),
+            Message(std::result::Result<Message, RecvError>),
+        }
+        loop {
+            let news = self.news.recv();
+            // both are cancel safe
+            let heard = match &mut self.messages {
+                None => Heard::News(news.await),
+                Some(messages) => tokio::select! {
+                    biased;
+                    news = news => Heard::News(news),
+                    message = messages.recv() => Heard::Message(message),
+                },
+            };
+            match heard {
+                // it may be another client than before
+                Heard::News(Ok(Wake::Missed) | Err(RecvError::Lagged(_)))
+                | Heard::Message(Err(RecvError::Lagged(_))) => {
+                    self.messages = self.shared.messages();
+                    return Ok(Wake::Missed);
+                }
+                Heard::News(Ok(wake)) => return Ok(wake),
+                Heard::News(Err(RecvError::Closed)) => return Err(ended()),
+                Heard::Message(Ok(message)) => {
+                    if let Some(wake) = read(&message) {
+                        return Ok(wake);
+                    }
+                }
+                // the next one is told as missed news
+                Heard::Message(Err(RecvError::Closed)) => self.messages = None,
+            }
         }
     }
 }
