@@ -35,7 +35,7 @@ local answers = {}
 for n = 2, #KEYS do
   local lock, owner, ttl = KEYS[n], ARGV[2 * n - 1], ARGV[2 * n]
   local held, answer = nil, token
-  if gone and call('EXISTS', ARGV[2] .. owner) == 1 then
+  if gone and call('GET', ARGV[2] .. owner) then
     held = call('GET', lock)
     if not held then answer = -3 end
   else
