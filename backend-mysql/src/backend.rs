@@ -8,9 +8,9 @@ use std::time::Duration;
 use async_trait::async_trait;
 use leasehold_core::engine::{ClaimEngine, DedupeEngine, LeaseEngine, SessionEngine};
 use leasehold_core::{
-    Admission, Backend, Claim, ClaimLock, ClaimOptions, Dedupe, DedupeOptions, Error, ErrorKind,
-    Housekeeping, Key, Keys, Lease, LeaseGuard, LeaseOptions, LockGuard, LockOptions, NamedLock,
-    Result,
+    Admission, Backend, Capabilities, Claim, ClaimLock, ClaimOptions, Dedupe, DedupeOptions, Error,
+    ErrorKind, Housekeeping, Inspect, Key, Keys, Lease, LeaseGuard, LeaseOptions, LockGuard,
+    LockOptions, NamedLock, Result,
 };
 
 use crate::builder::MySqlBuilder;
@@ -154,9 +154,18 @@ impl Dedupe for MySqlBackend {
 }
 
 #[async_trait]
+impl Inspect for MySqlBackend {}
+
+#[async_trait]
 impl Backend for MySqlBackend {
     fn name(&self) -> &'static str {
         BACKEND
+    }
+
+    fn capabilities(&self) -> Capabilities {
+        let mut capabilities = Capabilities::new("mysql_async::Transaction<'static>");
+        capabilities.session_locks = matches!(self.locks, Locks::User(_));
+        capabilities
     }
 
     async fn migrate(&self) -> Result<()> {

@@ -8,9 +8,9 @@ use async_trait::async_trait;
 use leasehold_core::backend::{LeaseLimits, SessionLimits};
 use leasehold_core::engine::{ClaimEngine, DedupeEngine, LeaseEngine, SessionEngine};
 use leasehold_core::{
-    Admission, Backend, Claim, ClaimLock, ClaimOptions, Deadline, Dedupe, DedupeOptions, Error,
-    ErrorKind, FencingToken, Housekeeping, Key, Keys, Lease, LeaseGuard, LeaseOptions, LockGuard,
-    LockOptions, NamedLock, Result,
+    Admission, Backend, Capabilities, Claim, ClaimLock, ClaimOptions, Deadline, Dedupe,
+    DedupeOptions, Error, ErrorKind, FencingToken, Housekeeping, Key, Keys, Lease, LeaseGuard,
+    LeaseOptions, LockGuard, LockOptions, NamedLock, Result,
 };
 use sqlx::postgres::Postgres;
 use sqlx::{PgPool, Transaction};
@@ -173,6 +173,12 @@ impl Dedupe for PostgresBackend {
 impl Backend for PostgresBackend {
     fn name(&self) -> &'static str {
         NAME
+    }
+
+    fn capabilities(&self) -> Capabilities {
+        let mut capabilities = Capabilities::new("sqlx::Transaction<'static, sqlx::Postgres>");
+        capabilities.lock_names = false;
+        capabilities
     }
 
     async fn migrate(&self) -> Result<()> {

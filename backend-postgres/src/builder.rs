@@ -4,7 +4,7 @@ use std::str::FromStr;
 use std::sync::Arc;
 
 use leasehold_core::backend::{LeaseLimits, SessionLimits};
-use leasehold_core::{Error, ErrorKind, Key, Result};
+use leasehold_core::{Error, ErrorKind, Holder, Key, Result};
 use sqlx::PgPool;
 use sqlx::postgres::{PgConnectOptions, PgPoolOptions};
 
@@ -28,6 +28,7 @@ pub struct PostgresBuilder {
     namespace: String,
     schema: String,
     application_name: Option<String>,
+    holder: Option<Holder>,
     session_options: Option<SessionOptions>,
     session_limits: SessionLimits,
     lease_limits: LeaseLimits,
@@ -44,6 +45,7 @@ impl PostgresBuilder {
             namespace: String::new(),
             schema: "leasehold".to_owned(),
             application_name: None,
+            holder: None,
             session_options: None,
             session_limits,
             lease_limits: LeaseLimits::default(),
@@ -70,11 +72,23 @@ impl PostgresBuilder {
         self
     }
 
-    /// The name of the handle's connections in `pg_stat_activity`; default that of the pool's
-    /// options, else `leasehold`. A pool that is brought along keeps its own.
+    /// The name of the handle's connections in `pg_stat_activity`; default the label of the
+    /// [`holder`](Self::holder). A pool that is brought along keeps its own.
+    ///
+    /// It is also by this name that others see who holds a named lock or a claim: under another
+    /// one than a holder's label, they see the name and the connection only.
     #[must_use]
     pub fn application_name(mut self, name: impl Into<String>) -> Self {
         self.application_name = Some(name.into());
+        self
+    }
+
+    /// Who the handle's leases, dedupe entries and connections say that they belong to. Default:
+    /// [`Holder::this_process`], under the application name of the pool's options if they have
+    /// one.
+    #[must_use]
+    pub fn holder(mut self, holder: Holder) -> Self {
+        self.holder = Some(holder);
         self
     }
 
@@ -149,14 +163,12 @@ impl PostgresBuilder {
     ///
     /// # Cancel safety
     /// Safe.
-    pub async fn connect(self, url: &str) -> Result<PostgresBackend> {
-        let mut options = PgConnectOptions::from_str(url).map_err(store_error)?;
-        if let Some(name) = &self.application_name {
-            options = options.application_name(name);
-        }
-        if options.get_application_name().is_none() {
-            options = options.application_name("leasehold");
-        }
+    pub async fn connect(mut self, url: &str) -> Result<PostgresBackend> {
+        let options = PgConnectOptions::from_str(url).map_err(store_error)?;
+        let holder = self.holder_for(&options);
+        let name = self.application_name.clone().unwrap_or_else(|| holder.label(NAME_BYTES));
+        self.holder = Some(holder);
+        let options = options.application_name(&name);
         let pool = PgPoolOptions::new().max_connections(POOL_SIZE).connect_lazy_with(options);
         let backend = self.over(pool, true)?;
         backend.store().server().await.map_err(|error| error.at(crate::error::NAME, "connect"))?;
@@ -165,17 +177,15 @@ impl PostgresBuilder {
 
     fn over(self, pool: PgPool, own_pool: bool) -> Result<PostgresBackend> {
         self.check()?;
-        let application_name = self
-            .application_name
-            .or_else(|| pool.connect_options().get_application_name().map(ToOwned::to_owned))
-            .unwrap_or_else(|| "leasehold".to_owned());
+        let holder = self.holder_for(&pool.connect_options()).label(NAME_BYTES);
         let store = Store::new(
             pool,
             own_pool,
             self.session_options.map(|options| options.0),
             KeyMap::new(&self.namespace, self.key_hash),
             Names::new(&self.schema),
-            application_name,
+            self.application_name.unwrap_or_else(|| holder.clone()),
+            holder,
         );
         Ok(PostgresBackend::assemble(
             Arc::new(store),
@@ -183,6 +193,16 @@ impl PostgresBuilder {
             self.lease_limits,
             self.lock_table_share,
         ))
+    }
+
+    fn holder_for(&self, options: &PgConnectOptions) -> Holder {
+        self.holder.clone().unwrap_or_else(|| {
+            let holder = Holder::this_process();
+            match options.get_application_name() {
+                Some(name) => holder.named(name),
+                None => holder,
+            }
+        })
     }
 
     fn check(&self) -> Result<()> {
@@ -207,6 +227,7 @@ impl std::fmt::Debug for PostgresBuilder {
             .field("namespace", &self.namespace)
             .field("schema", &self.schema)
             .field("application_name", &self.application_name)
+            .field("holder", &self.holder)
             .field("session_options", &self.session_options)
             .field("lock_table_share", &self.lock_table_share)
             .finish_non_exhaustive()

@@ -24,6 +24,8 @@ pub(crate) enum Use {
     Claim = b'C',
     Lease = b'L',
     Dedupe = b'D',
+    SessionMark = b's',
+    ClaimMark = b'c',
 }
 
 /// A mapping of the caller's own.
@@ -54,25 +56,45 @@ impl KeyMap {
         }
     }
 
+    /// The number of the shared lock by which sessions that hold locks of this kind and namespace
+    /// are known; whatever maps the keys, and never a key's own.
+    pub(crate) fn mark(&self, kind: LockKind) -> i64 {
+        let of = match kind {
+            LockKind::Session => Use::SessionMark,
+            LockKind::Claim => Use::ClaimMark,
+        };
+        first64(&self.digest_of(of, b""))
+    }
+
     /// The id of a row.
     pub(crate) fn row(&self, of: Use, key: &Key) -> Vec<u8> {
         self.digest(of, key).to_vec()
     }
 
+    /// The number of the lock that is held while a lease is taken: the tokens of those who take
+    /// it one after the other are then drawn in that order.
+    pub(crate) fn gate(&self, key: &Key) -> i64 {
+        first64(&self.digest(Use::Lease, key))
+    }
+
     /// The number by which a notification names a lease.
     pub(crate) fn wake_id(&self, key: &Key) -> u64 {
-        first64(&self.digest(Use::Lease, key)).cast_unsigned()
+        self.gate(key).cast_unsigned()
     }
 
     /// SHA-256 of a prefix, the use, the length of the namespace, the namespace and the key: no
     /// two different triples give the same bytes.
     fn digest(&self, of: Use, key: &Key) -> [u8; 32] {
+        self.digest_of(of, key.as_str().as_bytes())
+    }
+
+    fn digest_of(&self, of: Use, key: &[u8]) -> [u8; 32] {
         let mut hash = Sha256::new();
         hash.update(b"leasehold");
         hash.update([of as u8]);
         hash.update((self.namespace.len() as u32).to_be_bytes());
         hash.update(self.namespace.as_bytes());
-        hash.update(key.as_str().as_bytes());
+        hash.update(key);
         hash.finalize().into()
     }
 }

@@ -6,6 +6,7 @@ mod dial;
 mod drivers;
 mod error;
 mod hashtext;
+mod inspect;
 mod keys;
 mod schema;
 mod server;

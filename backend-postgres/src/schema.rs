@@ -7,7 +7,7 @@ use crate::error::{code, store_error};
 use crate::store::Store;
 
 /// The version of the tables that this code works with.
-const VERSION: i32 = 1;
+pub(crate) const VERSION: i32 = 2;
 const SCHEMA: &str = include_str!("schema.sql");
 /// The schema's name in the file.
 const WRITTEN_AS: &str = "leasehold";
@@ -35,7 +35,7 @@ fn unfit(found: Option<i32>) -> Error {
     Error::new(ErrorKind::Schema, detail)
 }
 
-async fn version(store: &Store) -> Result<Option<i32>> {
+pub(crate) async fn version(store: &Store) -> Result<Option<i32>> {
     let sql = format!("SELECT max(version) FROM {}.version", store.names.schema());
     let mut conn = store.connection().await?;
     let asked = sqlx::raw_sql(AssertSqlSafe(sql)).fetch_one(&mut **conn).await;

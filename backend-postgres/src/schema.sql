@@ -1,4 +1,4 @@
--- The schema of leasehold on PostgreSQL, version 1.
+-- The schema of leasehold on PostgreSQL, version 2.
 --
 -- `PostgresBackend::migrate` applies it; or apply it by hand, e.g. with psql, and grant what the
 -- service's role needs:
@@ -17,7 +17,8 @@ CREATE SCHEMA IF NOT EXISTS leasehold;
 CREATE SEQUENCE IF NOT EXISTS leasehold.token AS bigint CACHE 1 NO CYCLE;
 
 -- Leases that are held, or were and expired. Their tokens come from the sequence when the row is
--- locked and need no place here, so that rows can be deleted at any time.
+-- locked, so that rows can be deleted at any time; that of the holder is here to be read, and so
+-- are who it is (UTF-8: app@host:pid#instance) and since when.
 --
 -- Row ids are hashes of namespace and key: of fixed size, and free of collations, encodings and
 -- index limits; namespace and key (UTF-8) are there to be read.
@@ -31,6 +32,9 @@ CREATE TABLE IF NOT EXISTS leasehold.lease (
     key        bytea       NOT NULL,
     owner      bytea       NOT NULL,
     expires_at timestamptz NOT NULL,
+    holder     bytea,
+    since      timestamptz,
+    token      bigint,
     UNIQUE (id, owner)
 ) WITH (fillfactor = 50, autovacuum_vacuum_scale_factor = 0.05);
 
@@ -43,9 +47,18 @@ CREATE TABLE IF NOT EXISTS leasehold.dedupe (
     owner      bytea       NOT NULL,
     done       boolean     NOT NULL,
     since      timestamptz NOT NULL,
-    expires_at timestamptz NOT NULL
+    expires_at timestamptz NOT NULL,
+    holder     bytea
 ) WITH (autovacuum_vacuum_scale_factor = 0.05);
 CREATE INDEX IF NOT EXISTS dedupe_expires_at ON leasehold.dedupe (expires_at);
 
+-- Tables of version 1 lack these columns.
+ALTER TABLE leasehold.lease
+    ADD COLUMN IF NOT EXISTS holder bytea,
+    ADD COLUMN IF NOT EXISTS since timestamptz,
+    ADD COLUMN IF NOT EXISTS token bigint;
+ALTER TABLE leasehold.dedupe ADD COLUMN IF NOT EXISTS holder bytea;
+
 CREATE TABLE IF NOT EXISTS leasehold.version (version integer NOT NULL PRIMARY KEY);
-INSERT INTO leasehold.version VALUES (1) ON CONFLICT DO NOTHING;
+INSERT INTO leasehold.version VALUES (2) ON CONFLICT DO NOTHING;
+DELETE FROM leasehold.version WHERE version < 2;

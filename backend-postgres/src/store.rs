@@ -25,7 +25,10 @@ pub(crate) struct Store {
     pub(crate) own_pool: bool,
     pub(crate) keys: KeyMap,
     pub(crate) names: Names,
+    /// That of connections of our own.
     pub(crate) application_name: String,
+    /// The label of the handle's holder, as rows keep it.
+    holder: String,
     /// Where sessions go; by default where the pool goes.
     pub(crate) sessions: Option<SessionOptions>,
     /// Closed when its sender says so.
@@ -55,6 +58,7 @@ impl Store {
         keys: KeyMap,
         names: Names,
         application_name: String,
+        holder: String,
     ) -> Self {
         Self {
             pool,
@@ -62,11 +66,17 @@ impl Store {
             keys,
             names,
             application_name,
+            holder,
             sessions: sessions.map(SessionOptions),
             closed: watch::Sender::new(false),
             server: OnceCell::new(),
             session_server: OnceCell::new(),
         }
+    }
+
+    /// What rows say about who holds them.
+    pub(crate) fn holder_bytes(&self) -> &[u8] {
+        self.holder.as_bytes()
     }
 
     /// The options of connections of our own. They log nothing: a wait is not a slow statement.

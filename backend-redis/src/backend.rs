@@ -6,9 +6,9 @@ use std::sync::{Arc, OnceLock};
 use async_trait::async_trait;
 use leasehold_core::engine::{ClaimEngine, DedupeEngine, LeaseEngine};
 use leasehold_core::{
-    Admission, Backend, Claim, ClaimLock, ClaimOptions, Dedupe, DedupeOptions, Error, ErrorKind,
-    Housekeeping, Key, Keys, Lease, LeaseGuard, LeaseOptions, LockGuard, LockOptions, NamedLock,
-    Result,
+    Admission, Backend, Capabilities, Claim, ClaimLock, ClaimOptions, Dedupe, DedupeOptions, Error,
+    ErrorKind, Housekeeping, Inspect, Key, Keys, Lease, LeaseGuard, LeaseOptions, LockGuard,
+    LockOptions, NamedLock, Result,
 };
 use tokio::sync::watch;
 
@@ -145,9 +145,18 @@ impl Dedupe for RedisBackend {
 }
 
 #[async_trait]
+impl Inspect for RedisBackend {}
+
+#[async_trait]
 impl Backend for RedisBackend {
     fn name(&self) -> &'static str {
         NAME
+    }
+
+    fn capabilities(&self) -> Capabilities {
+        let mut capabilities = Capabilities::new("leasehold_redis::RedisTx");
+        (capabilities.session_locks, capabilities.durable) = (false, false);
+        capabilities
     }
 
     /// There is nothing to create: this only asks for a sign of life.

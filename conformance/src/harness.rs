@@ -108,6 +108,8 @@ pub enum Need {
     DeleteLease,
     /// [`Harness::address`]: other processes on this store.
     Processes,
+    /// [`Inspect`](leasehold_core::Inspect): who holds what, and forced release.
+    Inspect,
     /// A named lock is lost when its session ends (not by a ttl).
     SessionLocks,
 }

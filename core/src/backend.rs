@@ -16,17 +16,21 @@ use async_trait::async_trait;
 use crate::claim::{ClaimLock, ClaimTx};
 use crate::dedupe::Dedupe;
 use crate::error::{Error, Result};
+use crate::inspect::Inspect;
 use crate::key::Key;
 use crate::lease::Lease;
 use crate::named::NamedLock;
 use crate::options::Deadline;
 use crate::token::FencingToken;
 
-/// All four traits on one store.
+/// All four traits on one store, and a look into it.
 #[async_trait]
-pub trait Backend: NamedLock + Lease + ClaimLock + Dedupe {
+pub trait Backend: NamedLock + Lease + ClaimLock + Dedupe + Inspect {
     /// A short name for messages, e.g. `postgres`.
     fn name(&self) -> &'static str;
+
+    /// What differs between stores that keep the same promises.
+    fn capabilities(&self) -> Capabilities;
 
     /// Creates or upgrades what the store must have (tables, sequences). Safe to run from many
     /// processes at once, and again.
@@ -59,6 +63,48 @@ pub trait Backend: NamedLock + Lease + ClaimLock + Dedupe {
     /// # Cancel safety
     /// Safe: it goes on in the background.
     async fn close(&self) -> Result<()>;
+}
+
+/// What differs between backends that keep the same promises.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Capabilities {
+    /// How far apart the processes may be that coordinate by it.
+    pub reach: Reach,
+    /// A named lock is held by a session with the store, and is free the moment that ends; false:
+    /// it is kept alive by renewals, and a killed holder's is free after a ttl.
+    pub session_locks: bool,
+    /// [`Inspect::holdings`] lists named locks and claims by their names; false: by a hash.
+    pub lock_names: bool,
+    /// Leases, dedupe entries and the order of tokens survive a restart of the store.
+    pub durable: bool,
+    /// The name of the type that [`Claim::tx`](crate::Claim::tx) gives, for messages.
+    pub claim_tx: &'static str,
+}
+
+impl Capabilities {
+    /// Those of a backend whose claims give this type, as a server has them: everything, for all
+    /// processes that can reach it.
+    pub fn new(claim_tx: &'static str) -> Self {
+        Self {
+            reach: Reach::Network,
+            session_locks: true,
+            lock_names: true,
+            durable: true,
+            claim_tx,
+        }
+    }
+}
+
+/// How far apart processes may be that coordinate by a store.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Reach {
+    /// The handles of one process.
+    Process,
+    /// The processes of one machine.
+    Machine,
+    /// All that can reach the server.
+    Network,
 }
 
 /// What [`Backend::housekeep`] deleted.

@@ -244,6 +244,7 @@ impl Harness for MySqlHarness {
 
     fn lacks(&self, need: leasehold_conformance::Need) -> Option<&'static str> {
         match need {
+            leasehold_conformance::Need::Inspect => Some("holdings are not told yet"),
             leasehold_conformance::Need::SessionLocks if !self.user_locks => {
                 Some("named locks are leases without user-level locks")
             }

@@ -59,7 +59,7 @@ pub(crate) struct Claims {
 
 impl Claims {
     pub(crate) fn new(store: Arc<Store>, share: f64) -> Self {
-        let statements = Arc::new(Statements::new(&store.names));
+        let statements = Arc::new(Statements::new(&store.names, store.keys.mark(LockKind::Claim)));
         let lanes = Lanes::new(store.pool.clone());
         Self { store, share, statements, lanes }
     }
@@ -191,7 +191,7 @@ impl ClaimDriver for Claims {
             token,
             mode: server.mode(),
             statements: self.statements.clone(),
-            keys: self.store.keys.clone(),
+            store: self.store.clone(),
             lanes: keeps.then(|| self.lanes.clone()),
         };
         loop {
@@ -233,7 +233,7 @@ struct PgClaim {
     token: FencingToken,
     mode: Mode,
     statements: Arc<Statements>,
-    keys: crate::keys::KeyMap,
+    store: Arc<Store>,
     /// Where the connection goes afterwards; none: to its pool.
     lanes: Option<Arc<Lanes>>,
 }
@@ -263,7 +263,7 @@ impl ClaimTx for PgClaim {
 
     async fn first_seen(&mut self, key: &Key, retain: Duration) -> Result<bool> {
         let statement = &self.statements.first_seen;
-        first_seen(&mut self.lane.tx, statement, self.mode, &self.keys, key, retain).await
+        first_seen(&mut self.lane.tx, statement, self.mode, &self.store, key, retain).await
     }
 
     async fn commit(mut self: Box<Self>) -> Result<()> {

@@ -20,7 +20,8 @@ pub(super) const BEGIN: &str = "BEGIN ISOLATION LEVEL READ COMMITTED";
 ///
 /// `lock` takes the locks in their order, each with what is then left of the wait as its limit,
 /// puts back the caller's own limit, and draws the token. A transaction that was claimed is
-/// committed as durably as its hooks believe.
+/// committed as durably as its hooks believe. It first takes the shared lock by which others see
+/// what its session's locks are (see [`KeyMap::mark`](crate::keys::KeyMap::mark)).
 #[derive(Debug)]
 pub(crate) struct Statements {
     lock: Statement,
@@ -28,15 +29,18 @@ pub(crate) struct Statements {
     pub(super) first_seen: Statement,
     /// How the next token is drawn.
     next_token: String,
+    /// How the session is marked.
+    mark: String,
 }
 
 impl Statements {
-    pub(crate) fn new(names: &Names) -> Self {
+    pub(crate) fn new(names: &Names, mark: i64) -> Self {
         const DURABLE: &str = "set_config('synchronous_commit', \
              CASE current_setting('synchronous_commit') WHEN 'off' THEN 'on' \
              ELSE current_setting('synchronous_commit') END, true)";
+        let mark = format!("pg_try_advisory_xact_lock_shared({mark})");
         let lock = format!(
-            "WITH start AS MATERIALIZED (SELECT current_setting('lock_timeout') AS lock_timeout, \
+            "WITH start AS MATERIALIZED (SELECT {mark}, current_setting('lock_timeout') AS lock_timeout, \
                clock_timestamp() + $2 * interval '1 millisecond' AS ends), \
              locks AS MATERIALIZED (SELECT set_config('lock_timeout', greatest(1, \
                ceil(extract(epoch FROM ends - clock_timestamp()) * 1000))::int8::text, true), \
@@ -46,8 +50,9 @@ impl Statements {
              FROM start, taken WHERE locks >= 0"
         );
         let try_lock = format!(
-            "WITH locks AS MATERIALIZED (SELECT pg_try_advisory_xact_lock(id) AS ours \
-               FROM unnest($1::int8[]) AS id), \
+            "WITH start AS MATERIALIZED (SELECT {mark}), \
+             locks AS MATERIALIZED (SELECT pg_try_advisory_xact_lock(id) AS ours \
+               FROM start, unnest($1::int8[]) AS id), \
              taken AS MATERIALIZED (SELECT coalesce(bool_and(ours), true) AS ours FROM locks) \
              SELECT {DURABLE}, CASE WHEN ours THEN {{next_token}} END FROM taken"
         );
@@ -56,6 +61,7 @@ impl Statements {
             try_lock: names.statement(&try_lock),
             first_seen: first_seen_statement(names),
             next_token: names.statement("{next_token}").sql().as_str().to_owned(),
+            mark,
         }
     }
 
@@ -92,8 +98,8 @@ impl Statements {
     /// The columns are evaluated from left to right, the token last. Each lock gets what is then
     /// left of the wait, by the server's clock since the message came in.
     fn one_message(&self, ids: &[i64], wait: Duration) -> String {
-        let next_token = &self.next_token;
-        let mut text = format!("{BEGIN}; SELECT ");
+        let (next_token, mark) = (&self.next_token, &self.mark);
+        let mut text = format!("{BEGIN}; SELECT {mark}, ");
         if wait.is_zero() {
             text.push_str("CASE WHEN true");
             for id in ids {
@@ -150,17 +156,18 @@ mod tests {
 
     #[test]
     fn one_message_takes_the_locks_in_their_order_and_then_the_token() {
-        let statements = Statements::new(&Names::new("s"));
+        let statements = Statements::new(&Names::new("s"), 5);
         let tried = statements.one_message(&[-3, 7], Duration::ZERO);
         assert_eq!(
             tried,
-            "BEGIN ISOLATION LEVEL READ COMMITTED; SELECT CASE WHEN true \
+            "BEGIN ISOLATION LEVEL READ COMMITTED; SELECT pg_try_advisory_xact_lock_shared(5), CASE WHEN true \
              AND pg_try_advisory_xact_lock(-3) AND pg_try_advisory_xact_lock(7) \
              THEN nextval('\"s\".token'::regclass) END"
         );
         let waited = statements.one_message(&[-3, 7], Duration::from_millis(1500));
         let place = |what: &str| waited.find(what).expect(what);
         let order = [
+            place("pg_try_advisory_xact_lock_shared(5)"),
             place("'leasehold.lock_timeout', current_setting('lock_timeout')"),
             place("set_config('lock_timeout', '1500', true)"),
             place("pg_advisory_xact_lock(-3)"),

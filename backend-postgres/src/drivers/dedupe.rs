@@ -11,7 +11,7 @@ use sqlx::postgres::{PgConnection, PgRow};
 
 use super::lease::{CONFIG, micros, millis};
 use crate::error::{NAME, store_error};
-use crate::keys::{KeyMap, Use};
+use crate::keys::Use;
 use crate::sql::{Arg, Mode, Names, Statement};
 use crate::store::Store;
 
@@ -38,14 +38,14 @@ impl Deduper {
                FROM unnest($2::bytea[], $4::bytea[], $5::bytea[], $6::int8[], $7::int8[]) \
                  WITH ORDINALITY AS w (id, key, owner, done, keep, place), config ORDER BY id), \
              taken AS (INSERT INTO {{dedupe}} AS d \
-               (id, namespace, key, owner, done, since, expires_at) \
+               (id, namespace, key, owner, done, since, expires_at, holder) \
                SELECT w.id, $3, w.key, w.owner, w.done = 1, now.at, \
-                 now.at + w.keep * interval '1 microsecond' \
+                 now.at + w.keep * interval '1 microsecond', $8 \
                FROM want w, (SELECT clock_timestamp() AS at) now \
                WHERE NOT EXISTS (SELECT 1 FROM {{dedupe}} h WHERE h.id = w.id \
                  AND h.owner <> w.owner AND h.expires_at > clock_timestamp()) ORDER BY w.id \
                ON CONFLICT (id) DO UPDATE SET owner = excluded.owner, done = excluded.done, \
-                 since = clock_timestamp(), \
+                 since = clock_timestamp(), holder = excluded.holder, \
                  expires_at = clock_timestamp() + interval '1 second' \
                    * extract(epoch FROM excluded.expires_at - excluded.since) \
                WHERE d.expires_at <= clock_timestamp() OR d.owner = excluded.owner \
@@ -86,6 +86,7 @@ impl Deduper {
             Arg::Ints(
                 items.iter().map(|item| micros(item.in_progress.unwrap_or(item.retain))).collect(),
             ),
+            Arg::Bytes(self.store.holder_bytes()),
         ];
         let rows = self.store.run(&self.admit, args).await?;
         let mut answers = vec![None; items.len()];
@@ -166,13 +167,13 @@ impl DedupeDriver for Deduper {
 /// Dedupe in a transaction of the caller's: it sets nothing, and a conflict is no error.
 pub(crate) fn first_seen_statement(names: &Names) -> Statement {
     names.statement(
-        "INSERT INTO {dedupe} AS d (id, namespace, key, owner, done, since, expires_at) \
+        "INSERT INTO {dedupe} AS d (id, namespace, key, owner, done, since, expires_at, holder) \
          SELECT $1, $2, $3, $4, true, clock_timestamp(), \
-           clock_timestamp() + $5 * interval '1 microsecond' \
+           clock_timestamp() + $5 * interval '1 microsecond', $6 \
          WHERE NOT EXISTS (SELECT 1 FROM {dedupe} h WHERE h.id = $1 \
            AND h.expires_at > clock_timestamp()) \
          ON CONFLICT (id) DO UPDATE SET owner = excluded.owner, done = true, \
-           since = clock_timestamp(), \
+           since = clock_timestamp(), holder = excluded.holder, \
            expires_at = clock_timestamp() + $5 * interval '1 microsecond' \
          WHERE d.expires_at <= clock_timestamp() RETURNING 1",
     )
@@ -182,18 +183,19 @@ pub(super) async fn first_seen(
     tx: &mut PgConnection,
     statement: &Statement,
     mode: Mode,
-    keys: &KeyMap,
+    store: &Store,
     key: &Key,
     retain: Duration,
 ) -> Result<bool> {
-    let id = keys.row(Use::Dedupe, key);
+    let id = store.keys.row(Use::Dedupe, key);
     let owner = bytes(Owner::fresh());
     let args = vec![
         Arg::Bytes(&id),
-        Arg::Bytes(keys.namespace().as_bytes()),
+        Arg::Bytes(store.keys.namespace().as_bytes()),
         Arg::Bytes(key.as_str().as_bytes()),
         Arg::Bytes(&owner),
         Arg::Int(micros(retain)),
+        Arg::Bytes(store.holder_bytes()),
     ];
     let rows = statement.run(tx, mode, args).await.map_err(store_error)?;
     Ok(!rows.is_empty())

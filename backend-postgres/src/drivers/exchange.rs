@@ -30,7 +30,7 @@ pub(super) struct Statements {
 
 /// The server shows a 64-bit advisory lock as two unsigned halves, in the current database.
 const OWN_LOCKS: &str = "FROM pg_locks WHERE locktype = 'advisory' AND objsubid = 1 AND granted \
-    AND pid = pg_backend_pid()";
+    AND mode = 'ExclusiveLock' AND pid = pg_backend_pid()";
 const OWN_ID: &str = "(classid::int8 << 32) | objid::int8";
 
 impl Statements {

@@ -35,7 +35,7 @@ pub(crate) struct Leases {
 
 /// What a statement sets for itself: it waits for rows at most `$1` ms, and what it promised is
 /// on disk when it is answered.
-pub(super) const CONFIG: &str = "config AS MATERIALIZED (\
+pub(crate) const CONFIG: &str = "config AS MATERIALIZED (\
       SELECT set_config('lock_timeout', $1, true), set_config('synchronous_commit', \
       CASE current_setting('synchronous_commit') WHEN 'off' THEN 'on' \
       ELSE current_setting('synchronous_commit') END, true))";
@@ -43,18 +43,23 @@ pub(super) const CONFIG: &str = "config AS MATERIALIZED (\
 impl Leases {
     pub(crate) fn new(store: Arc<Store>, limits: LeaseLimits) -> Self {
         let names: &Names = &store.names;
-        // Expiry and token are made when the row is locked: `RETURNING`, and what an update sets,
-        // are evaluated after the wait for it. A lease that is seen to be held is not locked.
+        // What an update sets is evaluated after the wait for the row. What is inserted is not:
+        // somebody could take the lease and release it between our drawing a token and the
+        // insertion. So who finds it free first takes the key's gate, to the end of the statement,
+        // and then draws. A lease that is seen to be held is not locked.
         let acquire = format!(
-            "WITH {CONFIG}, taken AS (INSERT INTO {{lease}} AS l \
-               (id, namespace, key, owner, expires_at) \
-               SELECT $2, $3, $4, $5, clock_timestamp() + $6 * interval '1 microsecond' \
-               FROM config WHERE NOT EXISTS (SELECT 1 FROM {{lease}} h WHERE h.id = $2 \
-                 AND h.owner <> $5 AND h.expires_at > clock_timestamp()) \
+            "WITH {CONFIG}, gate AS MATERIALIZED (SELECT pg_advisory_xact_lock($7) FROM config \
+               WHERE NOT EXISTS (SELECT 1 FROM {{lease}} h WHERE h.id = $2 \
+                 AND h.owner <> $5 AND h.expires_at > clock_timestamp())), \
+             taken AS (INSERT INTO {{lease}} AS l \
+               (id, namespace, key, owner, expires_at, holder, since, token) \
+               SELECT $2, $3, $4, $5, clock_timestamp() + $6 * interval '1 microsecond', \
+                 $8, clock_timestamp(), {{next_token}} FROM gate \
                ON CONFLICT (id) DO UPDATE SET owner = excluded.owner, \
-                 expires_at = clock_timestamp() + $6 * interval '1 microsecond' \
+                 expires_at = clock_timestamp() + $6 * interval '1 microsecond', \
+                 holder = excluded.holder, since = clock_timestamp(), token = excluded.token \
                WHERE l.expires_at <= clock_timestamp() OR l.owner = excluded.owner \
-               RETURNING {{next_token}} AS token) \
+               RETURNING l.token) \
              SELECT token, 0::int8 AS left_micros FROM taken UNION ALL \
              SELECT NULL, greatest(0, extract(epoch FROM expires_at - clock_timestamp()) \
                * 1000000)::int8 FROM {{lease}} WHERE id = $2 AND NOT EXISTS (SELECT 1 FROM taken)"
@@ -101,7 +106,7 @@ pub(super) fn micros(time: Duration) -> i64 {
     i64::try_from(time.as_micros()).unwrap_or(i64::MAX)
 }
 
-pub(super) fn millis(time: Duration) -> Arg<'static> {
+pub(crate) fn millis(time: Duration) -> Arg<'static> {
     Arg::Text(time.as_millis().max(1).to_string())
 }
 
@@ -123,6 +128,8 @@ impl LeaseDriver for Leases {
                 Arg::Bytes(key.as_str().as_bytes()),
                 Arg::Bytes(&owner),
                 Arg::Int(micros(ttl)),
+                Arg::Int(self.store.keys.gate(key)),
+                Arg::Bytes(self.store.holder_bytes()),
             ];
             let rows = match self.store.run_as(mode, &self.acquire, args).await {
                 // somebody writes under it: it was held a moment ago

@@ -18,8 +18,11 @@ use crate::store::Store;
 const SIGN_OF_LIFE: Duration = Duration::from_secs(30);
 const ANSWER: Duration = Duration::from_secs(5);
 
+/// What a notification of a lease that was taken from its holder begins with.
+pub(crate) const CHANGED: &str = "changed ";
+
 /// The channel of a schema and namespace: of a fixed length, whatever their names are.
-pub(super) fn channel(store: &Store) -> String {
+pub(crate) fn channel(store: &Store) -> String {
     let mut hash = Sha256::new();
     hash.update(store.names.schema().as_bytes());
     hash.update([0]);
@@ -68,8 +71,12 @@ impl WakeSource for PgWakes {
             let Some(news) = news else {
                 return Err(ended("the server ended the subscription's session"));
             };
-            if let Ok(id) = news.payload().parse() {
+            let payload = news.payload();
+            if let Ok(id) = payload.parse() {
                 return Ok(Wake::Released(id));
+            }
+            if let Some(Ok(id)) = payload.strip_prefix(CHANGED).map(str::parse) {
+                return Ok(Wake::Changed(id));
             }
             tracing::debug!("not a notification of ours");
         }

@@ -11,5 +11,6 @@ mod session;
 
 pub(crate) use claim::{Claims, claim_in};
 pub(crate) use dedupe::{Deduper, first_seen_statement};
-pub(crate) use lease::Leases;
+pub(crate) use lease::{CONFIG, Leases, millis};
+pub(crate) use listen::{CHANGED, channel};
 pub(crate) use session::Sessions;

@@ -44,7 +44,8 @@ const SETTINGS: [(&str, &str); 12] = [
     ),
 ];
 
-/// Opens sessions.
+/// Opens sessions. Each holds, besides its locks, the shared lock by which others see that they are
+/// named locks of this namespace (see [`KeyMap::mark`](crate::keys::KeyMap::mark)).
 #[derive(Debug)]
 pub(crate) struct Sessions {
     store: Arc<Store>,
@@ -70,10 +71,12 @@ impl Sessions {
             "SELECT set_config(v.name, v.value, false) FROM (VALUES {}) AS v (name, value) \
              JOIN pg_settings USING (name); \
              SELECT pid, (extract(epoch FROM backend_start) * 1000000)::int8, \
-             pg_is_in_recovery(), to_regclass({}) IS NOT NULL FROM pg_stat_activity \
+             pg_is_in_recovery(), to_regclass({}) IS NOT NULL, \
+             pg_try_advisory_lock_shared({}) FROM pg_stat_activity \
              WHERE pid = pg_backend_pid()",
             settings.join(", "),
             self.store.names.literal("token"),
+            self.store.keys.mark(LockKind::Session),
         )
     }
 }

@@ -6,8 +6,10 @@
 mod support;
 
 mod claims;
+mod diagnose;
 mod env;
 mod faults;
+mod inspect;
 mod keys;
 mod leases;
 mod limits;
@@ -95,10 +97,29 @@ on_both! {
         missing_tables_are_told,
         the_granted_role_needs_no_more,
         a_newer_schema_is_left_alone,
+        tables_of_version_1_are_upgraded,
     }
     pooler::{
         a_pooler_refuses_named_locks_only,
         sessions_go_past_a_pooler,
+    }
+    inspect::{
+        all_four_are_shown_with_their_holders,
+        a_name_of_the_users_is_shown_with_the_connection,
+        what_is_released_by_force_is_lost,
+        who_listens_hears_of_a_lease_taken_by_force,
+        another_roles_session_needs_a_privilege_to_end,
+        the_row_shows_the_holders_token,
+        a_slow_insertion_is_not_overtaken,
+        one_number_for_both_kinds,
+    }
+    diagnose::{
+        a_good_server_has_no_fault,
+        a_pooler_in_transaction_mode_is_found,
+        settings_of_the_role_are_found,
+        missing_grants_are_found,
+        missing_and_old_tables_are_found,
+        a_standby_and_a_full_lock_table_are_found,
     }
     faults::{
         five_hundred_cancelled_acquires_leave_nothing,

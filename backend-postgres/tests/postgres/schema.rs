@@ -1,8 +1,8 @@
 //! Creating the tables, and the privileges that are needed.
 
 use leasehold_core::{
-    Backend, ClaimLock, ClaimOptions, Dedupe, DedupeOptions, ErrorKind, Keys, Lease, LeaseOptions,
-    LockOptions, NamedLock,
+    Backend, ClaimLock, ClaimOptions, Dedupe, DedupeOptions, ErrorKind, HoldingQuery, Inspect,
+    Keys, Kind, Lease, LeaseOptions, LockOptions, NamedLock,
 };
 use leasehold_postgres::PostgresBackend;
 
@@ -136,6 +136,55 @@ pub(crate) async fn a_newer_schema_is_left_alone(env: &Env) {
     }
     let version = format!("SELECT max(version)::text FROM {}.version", quoted(&schema));
     assert_eq!(ask(&mut admin, version).await, "99");
+    a.close().await.unwrap();
+    drop_schema(env, &schema).await;
+}
+
+/// What earlier programs made: their tables are told, upgraded by many at once, and keep their rows.
+pub(crate) async fn tables_of_version_1_are_upgraded(env: &Env) {
+    let schema = fresh();
+    let quoted = quoted(&schema);
+    let mut admin = env.admin().await;
+    let old = format!(
+        "CREATE SCHEMA {quoted}; CREATE SEQUENCE {quoted}.token; \
+         CREATE TABLE {quoted}.lease (id bytea NOT NULL PRIMARY KEY, namespace bytea NOT NULL, \
+           key bytea NOT NULL, owner bytea NOT NULL, expires_at timestamptz NOT NULL, \
+           UNIQUE (id, owner)); \
+         CREATE TABLE {quoted}.dedupe (id bytea NOT NULL PRIMARY KEY, namespace bytea NOT NULL, \
+           key bytea NOT NULL, owner bytea NOT NULL, done boolean NOT NULL, \
+           since timestamptz NOT NULL, expires_at timestamptz NOT NULL); \
+         CREATE TABLE {quoted}.version (version integer NOT NULL PRIMARY KEY); \
+         INSERT INTO {quoted}.version VALUES (1); \
+         INSERT INTO {quoted}.lease VALUES ('\\x01', '', 'old', '', now() + interval '1 hour')"
+    );
+    run(&mut admin, old).await;
+    let a = PostgresBackend::builder().schema(&schema).connect(&env.url()).await.unwrap();
+    let error = a.check().await.unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Schema);
+    assert!(error.to_string().contains("run migrate"), "{error}");
+    let error = a.lease(&key("x"), LeaseOptions::try_once()).await.unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Schema);
+    let tasks: Vec<_> = (0..8)
+        .map(|_| {
+            let (url, builder) = (env.url(), PostgresBackend::builder().schema(&schema));
+            tokio::spawn(async move {
+                let a = builder.connect(&url).await.unwrap();
+                a.migrate().await.unwrap();
+                a.check().await.unwrap();
+                a.close().await.unwrap();
+            })
+        })
+        .collect();
+    for task in tasks {
+        task.await.unwrap();
+    }
+    a.check().await.unwrap();
+    let lease = got(a.lease(&key("x"), LeaseOptions::try_once()).await);
+    let held = a.holdings(&HoldingQuery::default().kinds([Kind::Lease])).await.unwrap();
+    assert_eq!(held.len(), 2, "{held:?}");
+    assert_eq!((&held[0].holder, held[0].token), (&None, None), "the old row says no more");
+    assert_eq!(held[1].token, Some(lease.token()));
+    lease.release().await.unwrap();
     a.close().await.unwrap();
     drop_schema(env, &schema).await;
 }

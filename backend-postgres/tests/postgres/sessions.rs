@@ -255,6 +255,7 @@ pub(crate) async fn locks_are_seen_in_the_servers_view(env: &Env) {
     let _claim = got(a.claim(&Keys::from(key("x")), ClaimOptions::try_once()).await);
     let sql = "SELECT (classid::int8 << 32) | objid::int8, a.application_name FROM pg_locks \
         JOIN pg_stat_activity a USING (pid) WHERE locktype = 'advisory' AND objsubid = 1 \
+        AND mode = 'ExclusiveLock' \
         AND starts_with(a.application_name, $1)";
     let rows = sqlx::query(sql).bind(mark(&ns)).fetch_all(&mut env.admin().await).await.unwrap();
     let mut seen: Vec<i64> = rows.iter().map(|row| row.get(0)).collect();

@@ -15,7 +15,7 @@ use leasehold_conformance::servers::{Kind, Server};
 use leasehold_conformance::{Handle, Harness, Link, Proxy};
 use leasehold_core::backend::SessionLimits;
 use leasehold_core::{
-    Backend, Claim, ClaimOptions, Error, ErrorKind, Key, Keys, LeaseGuard, Result,
+    Backend, Claim, ClaimOptions, Error, ErrorKind, Holder, Key, Keys, LeaseGuard, Result,
 };
 use leasehold_postgres::PostgresBackend;
 use sqlx::postgres::{PgConnectOptions, PgConnection, PgPoolOptions, Postgres};
@@ -98,6 +98,13 @@ pub(crate) fn mark(namespace: &str) -> String {
     format!("lh-{:016x}-", hasher.finish())
 }
 
+/// A holder whose label begins with the mark, also where the host's name is long.
+pub(crate) fn holder(namespace: &str) -> Holder {
+    let mut holder = Holder::this_process().named(&mark(namespace));
+    holder.host = holder.host.chars().take(20).collect();
+    holder
+}
+
 /// Guards outlive their handle, and must reach the server all the same: a proxy lives as long as
 /// the runtime of its case.
 fn keep(proxy: &Arc<Proxy>) {
@@ -123,24 +130,23 @@ impl Harness for PgHarness {
     async fn open(&self, namespace: &str) -> Result<Handle> {
         static HANDLES: AtomicU64 = AtomicU64::new(0);
         let number = HANDLES.fetch_add(1, Ordering::Relaxed);
-        let name = format!("{}{}-{number}", mark(namespace), std::process::id());
+        let holder = holder(namespace);
+        let name = holder.label(63);
         let options = PgConnectOptions::from_str(&self.url).map_err(failed)?;
         let upstream = format!("{}:{}", options.get_host(), options.get_port());
         let upstream: SocketAddr = upstream.parse().map_err(failed)?;
         let proxy = Arc::new(Proxy::start(upstream).await.map_err(failed)?);
         keep(&proxy);
-        let options = options
-            .host(&proxy.addr().ip().to_string())
-            .port(proxy.addr().port())
-            .application_name(&name);
+        let options = options.host(&proxy.addr().ip().to_string()).port(proxy.addr().port());
         let builder = PostgresBackend::builder()
             .namespace(namespace)
-            .application_name(&name)
+            .holder(holder)
             .session_limits(session_limits());
         // both a pool of the handle's own, whose connections it keeps, and one of the service
         let backend = if number.is_multiple_of(2) {
             builder.connect(options.to_url_lossy().as_str()).await?
         } else {
+            let options = options.application_name(&name);
             builder.build(PgPoolOptions::new().max_connections(8).connect_lazy_with(options))?
         };
         let link = PgLink { proxy, name, harness: self.clone() };
@@ -211,7 +217,8 @@ impl Harness for PgHarness {
 pub(crate) async fn leftovers(admin: &mut PgConnection, namespace: &str) -> Result<Vec<String>> {
     let sql = "SELECT CASE WHEN l.granted THEN 'held' ELSE 'awaited' END || ' lock of ' \
             || a.application_name FROM pg_locks l JOIN pg_stat_activity a USING (pid) \
-            WHERE l.locktype = 'advisory' AND starts_with(a.application_name, $1) \
+            WHERE l.locktype = 'advisory' AND l.mode = 'ExclusiveLock' \
+            AND starts_with(a.application_name, $1) \
         UNION ALL SELECT application_name || ' is ' || state || ' at ' || left(query, 300) \
             FROM pg_stat_activity WHERE starts_with(application_name, $1) \
             AND (state LIKE 'idle in transaction%' OR wait_event_type = 'Lock') \

@@ -259,7 +259,8 @@ impl Bench {
         let held = futures_util::future::try_join_all(held).await?;
         let taken = start.elapsed();
         let sql = "SELECT count(*), count(DISTINCT pid) FROM pg_locks JOIN pg_stat_activity a \
-            USING (pid) WHERE locktype = 'advisory' AND a.application_name = 'bench-2000'";
+            USING (pid) WHERE locktype = 'advisory' AND mode = 'ExclusiveLock' \
+            AND a.application_name = 'bench-2000'";
         let row = sqlx::query(sql).fetch_one(&mut self.raw().await?).await?;
         let (locks, sessions): (i64, i64) = (row.try_get(0)?, row.try_get(1)?);
         let start = Instant::now();

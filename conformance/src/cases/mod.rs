@@ -7,6 +7,7 @@ mod commit;
 mod dedupe;
 mod expiry;
 mod faults;
+mod inspect;
 mod keys;
 mod lease;
 mod lifecycle;
@@ -28,6 +29,7 @@ const PARTS: &[&[Case]] = &[
     keys::CASES,
     cancel::CASES,
     faults::CASES,
+    inspect::CASES,
     lifecycle::CASES,
     processes::CASES,
 ];

@@ -7,13 +7,14 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use leasehold_conformance::{Handle, Harness, Link, MemoryHarness, Need};
-use leasehold_core::backend::{Backend, Housekeeping, LeaseDriver, LeaseTry, Owner};
+use leasehold_core::backend::{Backend, Capabilities, Housekeeping, LeaseDriver, LeaseTry, Owner};
 use leasehold_core::engine::{ClaimEngine, DedupeEngine, LeaseEngine, SessionEngine};
 use leasehold_core::memory::{MemoryBackend, MemoryLink};
 use leasehold_core::{
     Admission, Claim, ClaimLock, ClaimOptions, Deadline, Dedupe, DedupeOptions, Error, ErrorKind,
-    FencingToken, Key, Keys, Lease, LeaseGuard, LeaseHold, LeaseOptions, LockGuard, LockHold,
-    LockOptions, LossSignal, NamedLock, Result,
+    FencingToken, HeldName, Holding, HoldingQuery, Inspect, Key, Keys, Kind, Lease, LeaseGuard,
+    LeaseHold, LeaseOptions, LockGuard, LockHold, LockOptions, LossSignal, NameQuery, NamedLock,
+    Result,
 };
 
 use crate::Mutant;
@@ -320,9 +321,40 @@ impl Dedupe for MutantBackend {
 }
 
 #[async_trait]
+impl Inspect for MutantBackend {
+    async fn holdings(&self, query: &HoldingQuery) -> Result<Vec<Holding>> {
+        let held = self.memory.holdings(query).await?;
+        if let (Mutant::ShowsWhatIsFree, NameQuery::Key(key), []) =
+            (self.mutant, &query.names, held.as_slice())
+        {
+            return Ok(vec![Holding::new(query.kinds[0], HeldName::Key(key.clone()))]);
+        }
+        Ok(held)
+    }
+
+    async fn force_release(&self, kind: Kind, key: &Key) -> Result<Option<Holding>> {
+        match self.mutant {
+            Mutant::ForcedReleaseOnlyShows => {
+                let query = HoldingQuery::key(key).kinds([kind]).done(true);
+                Ok(self.memory.holdings(&query).await?.pop())
+            }
+            Mutant::ForcedReleaseEndsAllSessions => {
+                self.memory.store().restart();
+                self.memory.force_release(kind, key).await
+            }
+            _ => self.memory.force_release(kind, key).await,
+        }
+    }
+}
+
+#[async_trait]
 impl Backend for MutantBackend {
     fn name(&self) -> &'static str {
         "mutant"
+    }
+
+    fn capabilities(&self) -> Capabilities {
+        self.memory.capabilities()
     }
 
     async fn migrate(&self) -> Result<()> {

@@ -52,6 +52,9 @@ enum Mutant {
     VerifyAlwaysPasses,
     HousekeepingDeletesTheLive,
     CloseLeavesLeases,
+    ShowsWhatIsFree,
+    ForcedReleaseOnlyShows,
+    ForcedReleaseEndsAllSessions,
 }
 
 const TABLE: &[(Mutant, &str)] = &[
@@ -91,6 +94,9 @@ const TABLE: &[(Mutant, &str)] = &[
     (Mutant::VerifyAlwaysPasses, "expiry::late_write_after_deletion_is_rejected"),
     (Mutant::HousekeepingDeletesTheLive, "expiry::housekeeping_spares_the_live"),
     (Mutant::CloseLeavesLeases, "lifecycle::close_frees_and_tells"),
+    (Mutant::ShowsWhatIsFree, "inspect::what_is_free_is_not_shown"),
+    (Mutant::ForcedReleaseOnlyShows, "inspect::a_lease_is_taken_away"),
+    (Mutant::ForcedReleaseEndsAllSessions, "inspect::nobody_is_displaced_from_what_is_free"),
 ];
 
 /// Those that the sequential model must find as well, with a short history.

@@ -16,6 +16,7 @@ use crate::backend::{
 };
 use crate::claim::ClaimTx;
 use crate::error::{Error, ErrorKind, Result};
+use crate::holder::Holder;
 use crate::key::Key;
 use crate::options::Deadline;
 
@@ -36,11 +37,12 @@ impl MemoryDriver {
     pub(super) fn new(
         store: MemoryStore,
         namespace: &str,
+        holder: Holder,
         session_limits: SessionLimits,
         mut lease_limits: LeaseLimits,
     ) -> Self {
         lease_limits.watch_held = true;
-        let link = MemoryLink::new(store.clone());
+        let link = MemoryLink::new(store.clone(), holder);
         Self { store, namespace: namespace.into(), link, session_limits, lease_limits }
     }
 
@@ -64,8 +66,9 @@ impl MemoryDriver {
 
     async fn open_session(&self) -> Result<MemorySession> {
         let (store, link) = (self.store.clone(), self.link.id());
+        let holder = self.link.holder().clone();
         let opened = move || {
-            let (id, alive) = store.open_session(link);
+            let (id, alive) = store.open_session(link, holder);
             Guarded { store, id, alive: Some(alive) }
         };
         let mut opened = self.link.call(opened).await?;
@@ -220,7 +223,8 @@ impl LeaseDriver for MemoryDriver {
 
     async fn acquire(&self, key: &Key, owner: Owner, ttl: Duration) -> Result<LeaseTry> {
         let (store, name) = (self.store.clone(), self.name(key));
-        self.link.call(move || store.acquire(&name, owner, ttl)).await
+        let holder = self.link.holder().clone();
+        self.link.call(move || store.acquire(&holder, &name, owner, ttl)).await
     }
 
     async fn renew(&self, renewals: &[Renewal]) -> Result<Vec<bool>> {
@@ -320,8 +324,9 @@ impl DedupeDriver for MemoryDriver {
     async fn admit(&self, items: &[Admit]) -> Result<Vec<AdmitAnswer>> {
         let (store, namespace, items) =
             (self.store.clone(), self.namespace.clone(), items.to_vec());
-        let admit = move || items.iter().map(|item| store.admit(&namespace, item)).collect();
-        self.link.call(admit).await
+        let holder = self.link.holder().clone();
+        let admit = move |item: &Admit| store.admit(&holder, &namespace, item);
+        self.link.call(move || items.iter().map(admit).collect()).await
     }
 
     async fn complete(&self, key: &Key, owner: Owner, retain: Duration) -> Result<bool> {

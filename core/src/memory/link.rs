@@ -7,12 +7,14 @@ use tokio::sync::{oneshot, watch};
 
 use super::store::{LinkId, MemoryStore};
 use crate::error::{Error, ErrorKind, Result};
+use crate::holder::Holder;
 
 /// The way to the store. Faults concern one handle only.
 #[derive(Clone, Debug)]
 pub struct MemoryLink {
     store: MemoryStore,
     id: LinkId,
+    holder: Arc<Holder>,
     faults: Arc<watch::Sender<Faults>>,
 }
 
@@ -24,9 +26,14 @@ struct Faults {
 }
 
 impl MemoryLink {
-    pub(super) fn new(store: MemoryStore) -> Self {
+    pub(super) fn new(store: MemoryStore, holder: Holder) -> Self {
         let id = store.new_link();
-        Self { store, id, faults: Arc::new(watch::Sender::new(Faults::default())) }
+        let faults = Arc::new(watch::Sender::new(Faults::default()));
+        Self { store, id, holder: Arc::new(holder), faults }
+    }
+
+    pub(super) fn holder(&self) -> &Arc<Holder> {
+        &self.holder
     }
 
     pub(super) fn id(&self) -> LinkId {

@@ -38,11 +38,13 @@ pub use self::link::MemoryLink;
 pub use self::store::MemoryStore;
 pub use self::tx::MemoryTx;
 
-use crate::backend::{Backend, Housekeeping, LeaseLimits, SessionLimits};
+use crate::backend::{Backend, Capabilities, Housekeeping, LeaseLimits, Reach, SessionLimits};
 use crate::claim::{Claim, ClaimLock};
 use crate::dedupe::{Admission, Dedupe};
 use crate::engine::{ClaimEngine, DedupeEngine, LeaseEngine, SessionEngine};
 use crate::error::Result;
+use crate::holder::Holder;
+use crate::inspect::{Finding, Holding, HoldingQuery, Inspect, Kind};
 use crate::key::{Key, Keys};
 use crate::lease::{Lease, LeaseGuard};
 use crate::named::{LockGuard, NamedLock};
@@ -102,6 +104,7 @@ impl Default for MemoryBackend {
 pub struct MemoryBuilder {
     store: MemoryStore,
     namespace: String,
+    holder: Option<Holder>,
     session_limits: SessionLimits,
     lease_limits: LeaseLimits,
 }
@@ -121,6 +124,13 @@ impl MemoryBuilder {
         self
     }
 
+    /// Whom others are told as the holder; default [`Holder::this_process`].
+    #[must_use]
+    pub fn holder(mut self, holder: Holder) -> Self {
+        self.holder = Some(holder);
+        self
+    }
+
     /// The limits of the named locks.
     #[must_use]
     pub fn session_limits(mut self, limits: SessionLimits) -> Self {
@@ -137,7 +147,9 @@ impl MemoryBuilder {
 
     /// The driver alone, for a backend that changes some of its answers.
     pub fn driver(self) -> MemoryDriver {
-        MemoryDriver::new(self.store, &self.namespace, self.session_limits, self.lease_limits)
+        let holder = self.holder.unwrap_or_else(Holder::this_process);
+        let (session_limits, lease_limits) = (self.session_limits, self.lease_limits);
+        MemoryDriver::new(self.store, &self.namespace, holder, session_limits, lease_limits)
     }
 
     /// The handle.
@@ -183,9 +195,37 @@ impl Dedupe for MemoryBackend {
 }
 
 #[async_trait]
+impl Inspect for MemoryBackend {
+    async fn holdings(&self, query: &HoldingQuery) -> Result<Vec<Holding>> {
+        let (store, query) = (self.driver.store().clone(), query.clone());
+        let namespace = self.driver.namespace().clone();
+        self.driver.link().call(move || store.holdings(&namespace, &query)).await
+    }
+
+    async fn force_release(&self, kind: Kind, key: &Key) -> Result<Option<Holding>> {
+        let (store, key) = (self.driver.store().clone(), key.clone());
+        let namespace = self.driver.namespace().clone();
+        let displaced = self.driver.link().call(move || store.displace(&namespace, kind, &key));
+        let displaced = displaced.await?;
+        displaced.iter().for_each(|displaced| displaced.log_displaced(driver::NAME));
+        Ok(displaced)
+    }
+
+    async fn diagnose(&self) -> Result<Vec<Finding>> {
+        let reach = "it coordinates the handles of this process only";
+        let advice = "take another store where several processes run";
+        Ok(vec![Finding::warning("reach", reach, advice)])
+    }
+}
+
+#[async_trait]
 impl Backend for MemoryBackend {
     fn name(&self) -> &'static str {
         driver::NAME
+    }
+
+    fn capabilities(&self) -> Capabilities {
+        Capabilities { reach: Reach::Process, ..Capabilities::new("MemoryTx") }
     }
 
     async fn migrate(&self) -> Result<()> {

@@ -1,5 +1,7 @@
 //! [`MemoryStore`]: what a server would keep.
 
+mod inspect;
+
 use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::fmt::Debug;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -9,6 +11,7 @@ use tokio::sync::{mpsc, oneshot, watch};
 use tokio::time::Instant;
 
 use crate::backend::{Admit, AdmitAnswer, Housekeeping, LeaseTry, Owner, Renewal, SessionId, Wake};
+use crate::holder::Holder;
 use crate::key::Key;
 use crate::token::FencingToken;
 
@@ -49,6 +52,7 @@ struct State {
 #[derive(Debug)]
 struct Session {
     link: LinkId,
+    holder: Arc<Holder>,
     alive: watch::Sender<bool>,
     /// When its client was last heard of, if it vanished.
     vanished: Option<Instant>,
@@ -67,6 +71,8 @@ struct Lock {
 struct LeaseRow {
     owner: Option<Owner>,
     token: FencingToken,
+    holder: Arc<Holder>,
+    since: Instant,
     expires: Instant,
     /// Open transactions that verified it: it is not taken over before they end.
     pins: u32,
@@ -75,6 +81,7 @@ struct LeaseRow {
 #[derive(Debug)]
 struct DedupeRow {
     owner: Owner,
+    holder: Arc<Holder>,
     token: FencingToken,
     done: bool,
     since: Instant,
@@ -159,12 +166,16 @@ impl MemoryStore {
 
     // --- sessions and their locks ------------------------------------------------------------
 
-    pub(super) fn open_session(&self, link: LinkId) -> (SessionId, watch::Receiver<bool>) {
+    pub(super) fn open_session(
+        &self,
+        link: LinkId,
+        holder: Arc<Holder>,
+    ) -> (SessionId, watch::Receiver<bool>) {
         let mut state = self.lock();
         let id = state.new_id();
         let alive = watch::Sender::new(true);
         let seen = alive.subscribe();
-        state.sessions.insert(id, Session { link, alive, vanished: None });
+        state.sessions.insert(id, Session { link, holder, alive, vanished: None });
         (id, seen)
     }
 
@@ -229,7 +240,13 @@ impl MemoryStore {
 
     // --- leases ------------------------------------------------------------------------------
 
-    pub(super) fn acquire(&self, name: &Name, owner: Owner, ttl: Duration) -> LeaseTry {
+    pub(super) fn acquire(
+        &self,
+        holder: &Arc<Holder>,
+        name: &Name,
+        owner: Owner,
+        ttl: Duration,
+    ) -> LeaseTry {
         let mut state = self.lock();
         let now = Instant::now();
         if let Some(row) = state.leases.get_mut(name) {
@@ -244,7 +261,8 @@ impl MemoryStore {
             }
         }
         let token = state.next_token();
-        let row = LeaseRow { owner: Some(owner), token, expires: now + ttl, pins: 0 };
+        let (owner, holder, expires) = (Some(owner), holder.clone(), now + ttl);
+        let row = LeaseRow { owner, token, holder, since: now, expires, pins: 0 };
         state.leases.insert(name.clone(), row);
         LeaseTry::Acquired(token)
     }
@@ -298,7 +316,12 @@ impl MemoryStore {
 
     // --- dedupe ------------------------------------------------------------------------------
 
-    pub(super) fn admit(&self, namespace: &Namespace, item: &Admit) -> AdmitAnswer {
+    pub(super) fn admit(
+        &self,
+        holder: &Arc<Holder>,
+        namespace: &Namespace,
+        item: &Admit,
+    ) -> AdmitAnswer {
         let name = (namespace.clone(), item.key.clone());
         let mut state = self.lock();
         let now = Instant::now();
@@ -315,6 +338,7 @@ impl MemoryStore {
         let token = state.next_token();
         let row = DedupeRow {
             owner: item.owner,
+            holder: holder.clone(),
             token,
             done: item.in_progress.is_none(),
             since: now,
@@ -361,9 +385,10 @@ impl MemoryStore {
         seen: Vec<(Name, Duration)>,
     ) -> bool {
         let mut state = self.lock();
-        if !state.sessions.contains_key(&session) {
+        let Some(holder) = state.sessions.get(&session).map(|session| session.holder.clone())
+        else {
             return false;
-        }
+        };
         for (name, value) in writes {
             match value {
                 Some(value) => drop(state.map.insert(name, value)),
@@ -373,7 +398,9 @@ impl MemoryStore {
         for (name, retain) in seen {
             let (now, token) = (Instant::now(), state.next_token());
             let owner = Owner::fresh();
-            let row = DedupeRow { owner, token, done: true, since: now, until: now + retain };
+            let (done, until) = (true, now + retain);
+            let holder = holder.clone();
+            let row = DedupeRow { owner, holder, token, done, since: now, until };
             state.dedupe.insert(name, row);
         }
         true
