@@ -7,6 +7,8 @@ mod mysql;
 mod postgres;
 #[cfg(feature = "redis")]
 mod redis;
+#[cfg(feature = "sqlite")]
+mod sqlite;
 
 use std::sync::Arc;
 
@@ -51,6 +53,8 @@ pub(crate) async fn open(url: &StoreUrl) -> Result<Arc<dyn Backend>> {
         "mysql" => mysql::open(url).await,
         #[cfg(feature = "redis")]
         "redis" => redis::open(url).await,
+        #[cfg(feature = "sqlite")]
+        "sqlite" => sqlite::open(url).await,
         missing => {
             let detail = format!(
                 "{scheme}: needs a feature of the crate: \
@@ -135,11 +139,11 @@ mod tests {
         }
     }
 
-    #[cfg(all(feature = "postgres", feature = "mysql", feature = "redis"))]
+    #[cfg(all(feature = "postgres", feature = "mysql", feature = "redis", feature = "sqlite"))]
     #[test]
     fn every_option_is_documented() {
         let page = include_str!("../../README.md");
-        for option in [postgres::OURS, mysql::OURS, redis::OURS].concat() {
+        for option in [postgres::OURS, mysql::OURS, redis::OURS, sqlite::OURS].concat() {
             assert!(page.contains(&format!("`{option}`")), "{option} is not in the README");
         }
     }
