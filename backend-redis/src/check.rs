@@ -35,6 +35,7 @@ async fn check_one(
     server: Option<Server>,
 ) -> Result<()> {
     let at = server.as_ref().map(|server| format!(" at {server}")).unwrap_or_default();
+    let clustered = server.is_some();
     let unsupported = |detail: String| Err(Error::new(ErrorKind::Unsupported, detail));
     let client = client.with_options(&Options {
         max_attempts: Some(1),
@@ -58,6 +59,12 @@ async fn check_one(
                 return unsupported(format!(
                     "the server{at} is {version}, it must be {OLDEST}.0 or later"
                 ));
+            }
+            // Valkey calls the mode by another name than Redis
+            if !clustered && said("cluster_enabled") == "1" {
+                return unsupported(
+                    "the server is part of a cluster: connect to redis-cluster://".to_owned(),
+                );
             }
             if said("role") == "slave" {
                 return unsupported(format!("the server{at} is a replica: connect to the primary"));

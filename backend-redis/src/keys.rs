@@ -47,6 +47,15 @@ pub(crate) struct Keyspace {
     tag: Option<String>,
     claim_tag: String,
     clustered: bool,
+    /// Outside of a cluster, where all keys share them.
+    shared: Shared,
+}
+
+/// Names that are the same in every request, ready to be sent.
+#[derive(Clone, Debug)]
+struct Shared {
+    last: Value,
+    channel: Value,
 }
 
 /// The place of one key.
@@ -81,12 +90,20 @@ impl Keyspace {
                 _ => escaped.push(c),
             }
         }
-        Ok(Self {
+        let none = Shared { last: Value::Null, channel: Value::Null };
+        let mut keys = Self {
             prefix: format!("leasehold:{escaped}:"),
             claim_tag: tag.clone().unwrap_or(escaped),
             tag,
             clustered,
-        })
+            shared: none,
+        };
+        let tag = &keys.claim_tag;
+        keys.shared = Shared {
+            last: keys.named(tag, "last", Kind::Lease.name()).into(),
+            channel: keys.channel(tag).into(),
+        };
+        Ok(keys)
     }
 
     /// Whether slots matter.
@@ -126,13 +143,19 @@ impl Keyspace {
         name
     }
 
-    /// The key of the last token of a slot.
+    /// The key of the last token of the claims or the entries of a slot.
     pub(crate) fn last(&self, kind: Kind, tag: &str) -> Value {
         self.named(tag, "last", kind.name()).into()
     }
 
+    /// The key of the last token of the leases and named locks: of a slot, or of all.
+    pub(crate) fn last_lease(&self, tag: &str) -> Value {
+        if self.clustered { self.last(Kind::Lease, tag) } else { self.shared.last.clone() }
+    }
+
     /// The key that marks a request as given up.
     pub(crate) fn mark(&self, tag: &str, owner: Owner) -> Value {
+        let tag = if self.clustered { tag } else { &self.claim_tag };
         self.named(tag, "gone", &hex(owner)).into()
     }
 
@@ -143,6 +166,11 @@ impl Keyspace {
         } else {
             format!("{}wake", self.prefix)
         }
+    }
+
+    /// The same as a word of a request.
+    pub(crate) fn channel_word(&self, tag: &str) -> Value {
+        if self.clustered { self.channel(tag).into() } else { self.shared.channel.clone() }
     }
 
     /// The command that publishes news.
@@ -182,13 +210,11 @@ fn hash<'a>(parts: impl Iterator<Item = &'a [u8]>) -> u64 {
 /// An owner as the scripts know it: 32 hex digits.
 pub(crate) fn hex(owner: Owner) -> String {
     const DIGITS: &[u8; 16] = b"0123456789abcdef";
-    owner
-        .0
-        .to_be_bytes()
-        .iter()
-        .flat_map(|byte| [byte >> 4, byte & 15])
-        .map(|digit| char::from(DIGITS[usize::from(digit)]))
-        .collect()
+    let mut text = String::with_capacity(32);
+    for byte in owner.0.to_be_bytes() {
+        text.extend([byte >> 4, byte & 15].map(|digit| char::from(DIGITS[usize::from(digit)])));
+    }
+    text
 }
 
 /// A time in whole milliseconds, rounded up: never zero, never shorter than asked for.
@@ -214,10 +240,15 @@ mod tests {
             let place = keys.place(Kind::Lease, &Key::new(name).unwrap());
             let wanted = slot(&place.name);
             assert_eq!(wanted, slot(&format!("{{{}}}", place.tag)), "{name}");
-            let last = keys.last(Kind::Lease, &place.tag).into_string().unwrap();
-            let mark = keys.mark(&place.tag, Owner::fresh()).into_string().unwrap();
-            assert_eq!(slot(&last), wanted);
-            assert_eq!(slot(&mark), wanted);
+            let owner = Owner::fresh();
+            let mark = keys.mark(&place.tag, owner).into_string().unwrap();
+            let last = keys.last_lease(&place.tag).into_string().unwrap();
+            let made = last.replace("last:lease", &format!("gone:{}", hex(owner)));
+            assert_eq!(mark, made, "the scripts put it together like this");
+            let others = keys.last(Kind::Dedupe, &place.tag).into_string().unwrap();
+            for helper in [mark, last, others] {
+                assert_eq!(slot(&helper), wanted, "{helper}");
+            }
             assert_eq!(slot(&keys.channel(&place.tag)), wanted);
             assert_eq!(keys.wake_of(&place.name), Some(place.wake));
         }

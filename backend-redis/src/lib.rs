@@ -47,8 +47,9 @@
 //! # Fencing tokens
 //!
 //! A token is the larger of the last one plus one and the server's clock in µs. The last one is
-//! remembered for each kind and slot (256 of them, whatever the number of names), until the clock
-//! has caught up with it and a day longer. So tokens rise
+//! remembered for each kind and slot (256 of them, whatever the number of names; outside of a
+//! cluster one for all leases and named locks), until the clock has caught up with it and a day
+//! longer. So tokens rise
 //! - always, while the data is there, also if the server's clock is set back (by up to a day if
 //!   nothing was acquired in the slot for a day);
 //! - across `FLUSHALL`, a restart without persistence and a failover to a replica that lags,

@@ -170,11 +170,11 @@ impl Votes {
     }
 
     async fn vote(&self, place: &Place, owner: Owner, ttl: Duration) -> Result<Vote> {
-        let (kind, majority) = (self.kind, self.majority());
+        let majority = self.majority();
         let limit = self.limit(ttl);
         let mut answers = self.ask(limit, |conn| {
             let place = place.clone();
-            async move { conn.acquire(kind, place, owner, ttl).await }
+            async move { conn.acquire(place, owner, ttl).await }
         });
         let (mut tokens, mut busy, mut failed) = (Vec::new(), Vec::new(), Vec::new());
         while let Some(answer) = answers.0.recv().await {
@@ -214,10 +214,9 @@ impl Votes {
         token: FencingToken,
         limit: Duration,
     ) -> usize {
-        let kind = self.kind;
         let mut answers = self.ask(limit, |conn| {
             let place = place.clone();
-            async move { conn.raise(kind, &place, owner, token).await }
+            async move { conn.raise(&place, owner, token).await }
         });
         let mut agreed = 0;
         while let Some(answer) = answers.0.recv().await {
@@ -256,15 +255,9 @@ fn silent() -> Error {
 
 impl Conn {
     /// Gives a lock that its owner holds the token that the majority agreed on.
-    async fn raise(
-        &self,
-        kind: Kind,
-        place: &Place,
-        owner: Owner,
-        token: FencingToken,
-    ) -> Result<bool> {
+    async fn raise(&self, place: &Place, owner: Owner, token: FencingToken) -> Result<bool> {
         let words = || Words {
-            keys: vec![self.keys.last(kind, &place.tag), place.name.as_str().into()],
+            keys: vec![self.keys.last_lease(&place.tag), place.name.as_str().into()],
             args: vec![hex(owner).into(), token.to_string().into(), millis(KEEP_LAST)],
         };
         let answer = self.call(&RAISE, place.wake, words).await?;

@@ -31,10 +31,15 @@ struct Shared {
     keys: Keyspace,
     limit: Duration,
     keyspace_events: bool,
+    /// What is not a message; the engines hear those from the client itself.
     news: broadcast::Sender<Wake>,
+    /// The client that is subscribed.
+    open: Mutex<Option<Client>>,
     ready: watch::Sender<bool>,
     /// Who waits for a claim, by what its news are called.
     waiting: Mutex<HashMap<u64, Vec<Arc<Notify>>>>,
+    /// Whether anybody does: else no message wakes the task, which would slow the engines' waiters.
+    claimants: watch::Sender<bool>,
     /// In a cluster: the channels of the slots that somebody waits for.
     channels: Mutex<BTreeSet<String>>,
     wanted: mpsc::UnboundedSender<String>,
@@ -56,8 +61,10 @@ impl Wakes {
             limit,
             keyspace_events,
             news: broadcast::Sender::new(4_096),
+            open: Mutex::new(None),
             ready: watch::Sender::new(false),
             waiting: Mutex::default(),
+            claimants: watch::Sender::new(false),
             channels: Mutex::default(),
             wanted,
             unread: Mutex::new(Some(unread)),
@@ -67,12 +74,11 @@ impl Wakes {
 
     /// Subscribes, if that has not been done yet, and listens.
     pub(crate) async fn listen(&self) -> Result<Box<dyn WakeSource>> {
-        let news = self.0.news.subscribe();
-        self.start();
+        let source = self.source();
         let mut ready = self.0.ready.subscribe();
         let wait = ready.wait_for(|ready| *ready);
         if let Ok(Ok(_)) = tokio::time::timeout(self.0.limit, wait).await {
-            return Ok(Box::new(Source(news)));
+            return Ok(source);
         }
         let detail = "the subscription for wake-ups could not be opened";
         Err(Error::new(ErrorKind::Unavailable, detail))
@@ -82,7 +88,8 @@ impl Wakes {
     pub(crate) fn source(&self) -> Box<dyn WakeSource> {
         let news = self.0.news.subscribe();
         self.start();
-        Box::new(Source(news))
+        let messages = self.0.messages();
+        Box::new(Source { shared: self.0.clone(), news, messages })
     }
 
     /// Opens the subscription if that has not been done yet.
@@ -99,6 +106,7 @@ impl Wakes {
                     };
                     let Err(error) = subscribe(&shared, &mut unread, &mut pause).await;
                     shared.ready.send_replace(false);
+                    *lock(&shared.open) = None;
                     tracing::debug!(%error, "the subscription for wake-ups ended");
                     drop(shared);
                     tokio::time::sleep(pause).await;
@@ -128,6 +136,7 @@ impl Wakes {
         for id in &ids {
             waiting.entry(*id).or_default().push(notify.clone());
         }
+        self.0.claimants.send_if_modified(|any| !std::mem::replace(any, !waiting.is_empty()));
         drop(waiting);
         Registration { shared: self.0.clone(), ids, notify }
     }
@@ -172,11 +181,21 @@ impl Drop for Registration {
                 }
             }
         }
+        if waiting.is_empty() {
+            self.shared.claimants.send_if_modified(|any| std::mem::replace(any, false));
+        }
     }
 }
 
 impl Shared {
+    /// Tells everybody.
     fn deliver(&self, wake: Wake) {
+        self.notify(wake);
+        drop(self.news.send(wake)); // nobody listens: nobody misses it
+    }
+
+    /// Tells those who wait for a claim.
+    fn notify(&self, wake: Wake) {
         match wake {
             Wake::Released(id) | Wake::Changed(id) => {
                 if let Some(list) = lock(&self.waiting).get(&id) {
@@ -189,7 +208,11 @@ impl Shared {
                 }
             }
         }
-        drop(self.news.send(wake)); // nobody listens: nobody misses it
+    }
+
+    /// The messages from now on.
+    fn messages(&self) -> Option<broadcast::Receiver<Message>> {
+        lock(&self.open).as_ref().map(Client::message_rx)
     }
 }
 
@@ -227,7 +250,9 @@ async fn subscribe(
     let connection = template.connection_config().clone();
     let client =
         Client::new(template.client_config(), Some(performance), Some(connection), Some(policy));
-    let mut messages = client.message_rx();
+    let mut claimants = shared.claimants.subscribe();
+    claimants.mark_changed();
+    let mut messages: Option<broadcast::Receiver<Message>> = None;
     let mut events = client.keyspace_event_rx();
     let mut reconnects = client.reconnect_rx();
     let mut changes = client.cluster_change_rx();
@@ -237,6 +262,7 @@ async fn subscribe(
     // the first connection counts as one more
     while reconnects.try_recv().is_ok() {}
     all(shared, client).await?;
+    *lock(&shared.open) = Some(client.clone());
     shared.ready.send_replace(true);
     shared.deliver(Wake::Missed);
     *pause = Duration::from_millis(50);
@@ -244,11 +270,22 @@ async fn subscribe(
     keepalive.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
     loop {
         tokio::select! {
-            message = messages.recv() => match message {
+            // its sender is in `shared`
+            Ok(()) = claimants.changed() => {
+                let any = *claimants.borrow_and_update();
+                if any && messages.is_none() {
+                    messages = Some(client.message_rx());
+                    // what came before is missed
+                    shared.notify(Wake::Missed);
+                } else if !any {
+                    messages = None;
+                }
+            },
+            message = next(&mut messages) => match message {
                 Ok(message) => if let Some(wake) = read(&message) {
-                    shared.deliver(wake);
+                    shared.notify(wake);
                 },
-                Err(RecvError::Lagged(_)) => shared.deliver(Wake::Missed),
+                Err(RecvError::Lagged(_)) => shared.notify(Wake::Missed),
                 Err(RecvError::Closed) => return Err(ended()),
             },
             event = events.recv() => match event {
@@ -285,6 +322,15 @@ async fn subscribe(
                 limited(shared, client.ping::<()>(None)).await?;
             }
         }
+    }
+}
+
+async fn next(
+    messages: &mut Option<broadcast::Receiver<Message>>,
+) -> std::result::Result<Message, RecvError> {
+    match messages {
+        Some(messages) => messages.recv().await,
+        None => std::future::pending().await,
     }
 }
 
@@ -338,17 +384,50 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// The news for an engine.
+/// The news for an engine. It hears messages from the client itself: a task in between would cost
+/// a waiter as much time as the message takes from the server.
 #[derive(Debug)]
-struct Source(broadcast::Receiver<Wake>);
+struct Source {
+    shared: Arc<Shared>,
+    news: broadcast::Receiver<Wake>,
+    messages: Option<broadcast::Receiver<Message>>,
+}
 
 #[async_trait]
 impl WakeSource for Source {
     async fn next(&mut self) -> Result<Wake> {
-        match self.0.recv().await {
-            Ok(wake) => Ok(wake),
-            Err(RecvError::Lagged(_)) => Ok(Wake::Missed),
-            Err(RecvError::Closed) => Err(ended()),
+        enum Heard {
+            News(std::result::Result<Wake, RecvError>),
+            Message(std::result::Result<Message, RecvError>),
+        }
+        loop {
+            let news = self.news.recv();
+            // both are cancel safe
+            let heard = match &mut self.messages {
+                None => Heard::News(news.await),
+                Some(messages) => tokio::select! {
+                    biased;
+                    news = news => Heard::News(news),
+                    message = messages.recv() => Heard::Message(message),
+                },
+            };
+            match heard {
+                // it may be another client than before
+                Heard::News(Ok(Wake::Missed) | Err(RecvError::Lagged(_)))
+                | Heard::Message(Err(RecvError::Lagged(_))) => {
+                    self.messages = self.shared.messages();
+                    return Ok(Wake::Missed);
+                }
+                Heard::News(Ok(wake)) => return Ok(wake),
+                Heard::News(Err(RecvError::Closed)) => return Err(ended()),
+                Heard::Message(Ok(message)) => {
+                    if let Some(wake) = read(&message) {
+                        return Ok(wake);
+                    }
+                }
+                // the next one is told as missed news
+                Heard::Message(Err(RecvError::Closed)) => self.messages = None,
+            }
         }
     }
 }
