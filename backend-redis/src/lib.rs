@@ -105,6 +105,8 @@ mod claim;
 mod conn;
 mod dedupe;
 mod error;
+mod holder;
+mod inspect;
 mod keys;
 mod lease;
 mod locks;

@@ -21,7 +21,8 @@ use tokio::task::JoinSet;
 use crate::claim::jittered;
 use crate::conn::{Conn, NAME, Words};
 use crate::error::strange;
-use crate::keys::{KEEP_LAST, Kind, Place, hex, millis};
+use crate::holder::Told;
+use crate::keys::{KEEP_LAST, Kind, Place, millis};
 use crate::script::RAISE;
 use crate::wake::Wakes;
 
@@ -69,13 +70,14 @@ pub struct RedisQuorum {
 pub(crate) struct Member {
     conn: Arc<Conn>,
     wakes: Wakes,
+    _told: Told,
 }
 
 impl Member {
     pub(crate) fn new(conn: Conn) -> Self {
-        let (keys, limit) = (conn.keys.clone(), conn.settings.command_limit);
-        let wakes = Wakes::new(&conn.clients()[0], keys, limit, false);
-        Self { conn: Arc::new(conn), wakes }
+        let wakes = Wakes::new(&conn, false);
+        let conn = Arc::new(conn);
+        Self { _told: Told::start(&conn), conn, wakes }
     }
 }
 
@@ -258,7 +260,7 @@ impl Conn {
     async fn raise(&self, place: &Place, owner: Owner, token: FencingToken) -> Result<bool> {
         let words = || Words {
             keys: vec![self.keys.last_lease(&place.tag), place.name.as_str().into()],
-            args: vec![hex(owner).into(), token.to_string().into(), millis(KEEP_LAST)],
+            args: vec![self.keys.owner(owner).into(), token.to_string().into(), millis(KEEP_LAST)],
         };
         let answer = self.call(&RAISE, place.wake, words).await?;
         Ok(answer.as_i64().ok_or_else(|| strange(&answer))? == 1)
@@ -272,6 +274,9 @@ impl LeaseDriver for Votes {
     }
 
     async fn acquire(&self, key: &Key, owner: Owner, ttl: Duration) -> Result<LeaseTry> {
+        for server in &*self.servers {
+            server.conn.told.keep_for(ttl);
+        }
         let place = self.place(key);
         for vote in 1..=VOTES {
             match self.vote(&place, owner, ttl).await? {
