@@ -7,8 +7,8 @@ use async_trait::async_trait;
 use leasehold_core::engine::{ClaimEngine, DedupeEngine, LeaseEngine};
 use leasehold_core::{
     Admission, Backend, Capabilities, Claim, ClaimLock, ClaimOptions, Dedupe, DedupeOptions, Error,
-    ErrorKind, Housekeeping, Key, Keys, Lease, LeaseGuard, LeaseOptions, LockGuard,
-    LockOptions, NamedLock, Result,
+    ErrorKind, Housekeeping, Key, Keys, Lease, LeaseGuard, LeaseOptions, LockGuard, LockOptions,
+    NamedLock, Result,
 };
 use tokio::sync::watch;
 

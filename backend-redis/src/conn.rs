@@ -60,7 +60,6 @@ impl Telling {
     }
 }
 
-
 /// What a script is given.
 #[derive(Debug)]
 pub(crate) struct Words {

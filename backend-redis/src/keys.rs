@@ -4,8 +4,8 @@ use std::fmt::Write;
 use std::time::Duration;
 
 use fred::types::Value;
-use leasehold_core::backend::Owner;
 pub(crate) use leasehold_core::Kind;
+use leasehold_core::backend::Owner;
 use leasehold_core::{Error, ErrorKind, Key, Result};
 
 /// How long a last token is kept after the last acquisition in its slot.

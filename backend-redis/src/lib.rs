@@ -122,6 +122,10 @@ pub use fred;
 pub use quorum::RedisQuorum;
 pub use tx::RedisTx;
 
+/// The commands that make inspection complete, in the form of `ACL SETUSER … +command`: for lists
+/// of holdings, for the settings that `diagnose` looks at, and for the names of connections.
+pub const INSPECT_COMMANDS: &[&str] = &["scan", "config|get", "client|setname"];
+
 /// The commands that the server's user needs, in the form of `ACL SETUSER … +command`.
 pub const LEAST_COMMANDS: &[&str] = &[
     "evalsha",

@@ -53,10 +53,7 @@ struct Shared {
 }
 
 impl Wakes {
-    pub(crate) fn new(
-        conn: &Conn,
-        keyspace_events: bool,
-    ) -> Self {
+    pub(crate) fn new(conn: &Conn, keyspace_events: bool) -> Self {
         let (wanted, unread) = mpsc::unbounded_channel();
         Self(Arc::new(Shared {
             template: conn.clients()[0].clone(),

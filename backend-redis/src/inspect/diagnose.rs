@@ -99,7 +99,8 @@ impl Conn {
             state.said("cluster_slots_ok"),
             state.said("cluster_size")
         );
-        let sound = state.said("cluster_state") == "ok" && state.number("cluster_slots_ok") == 16_384;
+        let sound =
+            state.said("cluster_state") == "ok" && state.number("cluster_slots_ok") == 16_384;
         Some(if sound { Finding::fine(TOPIC, found) } else { Finding::fault(TOPIC, found, advice) })
     }
 
@@ -129,8 +130,11 @@ fn of_node(at: &str, finding: Finding) -> Finding {
 fn version(about: &Node) -> Finding {
     const TOPIC: &str = "version";
     let valkey = about.said("valkey_version");
-    let (server, version) =
-        if valkey.is_empty() { (TESTED[0], about.said("redis_version")) } else { (TESTED[1], valkey) };
+    let (server, version) = if valkey.is_empty() {
+        (TESTED[0], about.said("redis_version"))
+    } else {
+        (TESTED[1], valkey)
+    };
     let found = format!("{} {version}", server.0);
     let major: u64 = version.split('.').next().and_then(|major| major.parse().ok()).unwrap_or(0);
     if major < u64::from(OLDEST) {
@@ -138,10 +142,8 @@ fn version(about: &Node) -> Finding {
         return Finding::fault(TOPIC, found, advice);
     }
     if major > server.1 {
-        let advice = format!(
-            "tested are versions up to {}: run the conformance suite against it",
-            server.1
-        );
+        let advice =
+            format!("tested are versions up to {}: run the conformance suite against it", server.1);
         return Finding::warning(TOPIC, found, advice);
     }
     Finding::fine(TOPIC, found)
@@ -221,8 +223,10 @@ fn persistence(about: &Node) -> Finding {
             }
             Some("always") => Finding::fine(TOPIC, "appendonly, each write is on disk"),
             Some(often) => {
-                let found = format!("appendonly, appendfsync {often}: a crash of the machine \
-                    forgets up to about 2 s");
+                let found = format!(
+                    "appendonly, appendfsync {often}: a crash of the machine \
+                    forgets up to about 2 s"
+                );
                 Finding::fine(TOPIC, found)
             }
             None => Finding::fine(TOPIC, "appendonly"),

@@ -4,7 +4,9 @@ use std::collections::{BTreeMap, HashMap};
 
 use fred::types::config::Server;
 use fred::types::{ClusterHash, Value};
-use leasehold_core::{HeldName, Holder, Holding, HoldingQuery, Key, Kind, NameQuery, Result};
+use leasehold_core::{
+    Error, ErrorKind, HeldName, Holder, Holding, HoldingQuery, Key, Kind, NameQuery, Result,
+};
 
 use super::found::{Found, Seen};
 use crate::conn::{Conn, Words};
@@ -92,7 +94,7 @@ impl Conn {
                 Value::from_static_str("COUNT"),
                 Value::Integer(PAGE),
             ];
-            let page = self.ask_node(node.clone(), "SCAN", words).await?;
+            let page = self.ask_node(node.clone(), "SCAN", words).await.map_err(unlisted)?;
             let [next, names] = array(&page)? else { return Err(strange(&page)) };
             // a name that is no text is none of ours
             let names = array(names)?.iter().filter_map(Value::as_str);
@@ -176,6 +178,15 @@ impl Conn {
         }
         Ok(())
     }
+}
+
+/// A user needs one more permission for lists.
+fn unlisted(error: Error) -> Error {
+    if error.kind() != ErrorKind::Backend {
+        return error;
+    }
+    let detail = "lists need SCAN: let the user run it (+scan), or ask by key";
+    Error::new(ErrorKind::Backend, detail).with_source(error)
 }
 
 /// What a script has seen of so many keys.

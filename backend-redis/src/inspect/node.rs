@@ -72,7 +72,8 @@ impl Conn {
 
     pub(super) async fn info(&self, node: Option<Server>, of: &'static str) -> Result<Node> {
         let words = if of.is_empty() { Vec::new() } else { vec![Value::from_static_str(of)] };
-        let text = self.ask_node(node, if of.is_empty() { "INFO" } else { "CLUSTER" }, words).await?;
+        let text =
+            self.ask_node(node, if of.is_empty() { "INFO" } else { "CLUSTER" }, words).await?;
         let text = text.as_string().ok_or_else(|| strange(&text))?;
         let pairs = text.lines().filter_map(|line| line.trim_end().split_once(':'));
         let info = pairs.map(|(name, value)| (name.to_owned(), value.to_owned())).collect();
