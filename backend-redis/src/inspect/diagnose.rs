@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use fred::types::config::Server;
-use leasehold_core::{Finding, Result};
+use leasehold_core::{Error, Finding, Result};
 
 use super::node::{Node, Way};
 use super::rights::cause;
@@ -17,7 +17,7 @@ const APART_MILLIS: u64 = 2_000;
 
 impl Conn {
     /// Everything, in the order in which one puts it right.
-    pub(super) async fn diagnose(&self) -> Result<Vec<Finding>> {
+    pub(crate) async fn diagnose(&self) -> Result<Vec<Finding>> {
         let nodes = self.nodes()?;
         let (mut findings, mut failed) = (Vec::new(), None);
         let mut reached = 0;
@@ -27,13 +27,10 @@ impl Conn {
                 Ok(way) => {
                     reached += 1;
                     let found = self.diagnose_node(node, way).await;
-                    findings.extend(found.into_iter().map(|finding| of_node(&at, finding)));
+                    findings.extend(found.into_iter().map(|finding| of_server(&at, finding)));
                 }
                 Err(error) => {
-                    let found = format!("{at}{error}{}", cause(&error));
-                    let advice = "see that the server runs, that it can be reached from here, \
-                        and that the user may run TIME";
-                    findings.push(Finding::fault("connection", found, advice));
+                    findings.push(unreached(&at, &error));
                     failed = Some(error);
                 }
             }
@@ -121,7 +118,16 @@ impl Conn {
     }
 }
 
-fn of_node(at: &str, finding: Finding) -> Finding {
+/// A finding for a server that said nothing.
+pub(crate) fn unreached(at: &str, error: &Error) -> Finding {
+    let found = format!("{at}{error}{}", cause(error));
+    let advice = "see that the server runs, that it can be reached from here, and that the user may \
+        run TIME";
+    Finding::fault("connection", found, advice)
+}
+
+/// Names the server in front.
+pub(crate) fn of_server(at: &str, finding: Finding) -> Finding {
     let mut finding = finding;
     finding.found.insert_str(0, at);
     finding

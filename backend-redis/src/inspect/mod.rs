@@ -14,6 +14,8 @@ use leasehold_core::{
 use crate::backend::RedisBackend;
 use crate::conn::{Conn, NAME};
 
+pub(crate) use diagnose::{of_server, unreached};
+
 #[async_trait]
 impl Inspect for RedisBackend {
     async fn holdings(&self, query: &HoldingQuery) -> Result<Vec<Holding>> {
