@@ -40,6 +40,7 @@ pub struct MySqlBuilder {
     own_connections: usize,
     session: SessionLimits,
     max_held: Option<usize>,
+    max_per_session: Option<usize>,
     lease: LeaseLimits,
     leased_lock_ttl: Duration,
 }
@@ -56,6 +57,7 @@ impl Default for MySqlBuilder {
             own_connections: 8,
             session: SessionLimits::default(),
             max_held: None,
+            max_per_session: None,
             lease,
             leased_lock_ttl: Duration::from_secs(15),
         }
@@ -120,11 +122,21 @@ impl MySqlBuilder {
         self
     }
 
-    /// The most named locks that the handle's main session holds; default 10,000 on MySQL and 2,000
-    /// on MariaDB, where each lock costs the more the more are held.
+    /// The most named locks that the handle holds, besides those that were waited for on the server;
+    /// default 10,000 on MySQL and 2,000 on MariaDB, where they are spread (see
+    /// [`max_per_session`](Self::max_per_session)).
     #[must_use]
     pub fn max_held(mut self, locks: usize) -> Self {
         self.max_held = Some(locks);
+        self
+    }
+
+    /// The most named locks on one session; further ones go on a further session, of two
+    /// connections, which is closed when it has held nothing for half a minute. Default: no bound on
+    /// MySQL, and 500 on MariaDB, which looks through all locks of a session to give it another.
+    #[must_use]
+    pub fn max_per_session(mut self, locks: usize) -> Self {
+        self.max_per_session = Some(locks);
         self
     }
 
@@ -194,10 +206,12 @@ impl MySqlBuilder {
             probe::check(&mut conn, opts.clone()).await?;
         }
         drop(conn.disconnect().await); // it has done its work
-        self.session.max_held = self.max_held.unwrap_or(match facts.info.flavour {
-            Flavour::MySql => 10_000,
-            Flavour::MariaDb => 2_000,
-        });
+        let (max_held, max_per_session) = match facts.info.flavour {
+            Flavour::MySql => (10_000, usize::MAX),
+            Flavour::MariaDb => (2_000, 500),
+        };
+        self.session.max_held = self.max_held.unwrap_or(max_held);
+        self.session.max_per_session = self.max_per_session.unwrap_or(max_per_session);
         let store = Arc::new(Store {
             own: own_pool(&opts, self.own_connections),
             opts,

@@ -19,7 +19,7 @@
 //!
 //! | trait | mechanism | freed when the holder dies |
 //! |---|---|---|
-//! | [`NamedLock`](leasehold_core::NamedLock) | `GET_LOCK` on one connection per handle, outside of any pool | at once |
+//! | [`NamedLock`](leasehold_core::NamedLock) | `GET_LOCK` on one connection per handle (a few for many locks), outside of any pool | at once |
 //! | [`ClaimLock`](leasehold_core::ClaimLock) | `GET_LOCK` and a READ COMMITTED transaction on one connection of the pool | at once |
 //! | [`Lease`](leasehold_core::Lease) | a row per key, renewed for all keys in one statement | when the ttl has passed |
 //! | [`Dedupe`](leasehold_core::Dedupe) | a row per key | when `in_progress` has passed |
@@ -36,7 +36,9 @@
 //! The session's `wait_timeout` makes the *server* end the session of a vanished host within three
 //! times `keepalive` plus `answer` (20 s by default). So a handle that holds named locks has two
 //! connections, and two more for each of at most [`max_waiters`](MySqlBuilder::max_waiters) sessions
-//! that wait or hold what they waited for.
+//! that wait or hold what they waited for, and for each further session that holds what the first
+//! has no room for ([`max_per_session`](MySqlBuilder::max_per_session)). A loss is that of one
+//! session: the guards of the others stay good.
 //!
 //! **Claims.** `START TRANSACTION` (which reads nothing yet), `GET_LOCK` of all keys in one order,
 //! the token, then the caller's statements, each of which reads what is committed by then; `COMMIT`,
@@ -85,9 +87,10 @@
 //!
 //! # Cost
 //!
-//! 10,000 named locks on one handle are the default limit on MySQL, 2,000 on MariaDB, whose cost
-//! grows with their number. A lock and its release are one round trip each; 64 tasks with keys of
-//! their own share round trips.
+//! A lock and its release are one round trip each; 64 tasks with keys of their own share round
+//! trips. 10,000 named locks on one handle are the default limit on MySQL, 2,000 on MariaDB. There a
+//! session's cost of a lock grows with the locks that it holds (the server looks through the list of
+//! them), so from 500 on they go on further sessions, which keeps the cost of a lock flat.
 
 mod backend;
 mod bell;

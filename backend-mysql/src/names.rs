@@ -195,7 +195,7 @@ mod tests {
         }
     }
 
-    /// B19, B101: no collision among many.
+    /// B19: no collision among many.
     #[test]
     fn hashed_names_do_not_collide() {
         let names: HashSet<String> = (0..200_000).map(|i| name("app", &format!("K{i}"))).collect();

@@ -142,7 +142,8 @@ impl fmt::Debug for Store {
     }
 }
 
-async fn last_rows<R: FromRow + Send + 'static>(
+/// The rows of the last of one or more statements.
+pub(crate) async fn last_rows<R: FromRow + Send + 'static>(
     conn: &mut Conn,
     text: &str,
 ) -> mysql_async::Result<Vec<R>> {

@@ -22,6 +22,8 @@ pub enum Subject {
     Dedupe,
     /// More than one of them, or the handle.
     Backend,
+    /// A recipe of the crate `leasehold`, over one of them.
+    Recipes,
 }
 
 impl fmt::Display for Subject {

@@ -112,4 +112,7 @@ pub enum Need {
     Inspect,
     /// A named lock is lost when its session ends (not by a ttl).
     SessionLocks,
+    /// Transactions of different claims may have written at the same time; where a store has one
+    /// writer, the second one waits with its first statement until the first has ended.
+    ParallelWriters,
 }

@@ -3,6 +3,9 @@
 //! The runner starts its own executable again with [`ADDRESS`] set; the child joins the store of
 //! that address. Commands and answers are lines of JSON over its standard input and output.
 
+mod recipes;
+
+use std::any::Any;
 use std::collections::HashMap;
 use std::process::Stdio;
 use std::sync::Arc;
@@ -72,6 +75,8 @@ enum Order {
         keys: Vec<String>,
         rounds: u32,
     },
+    /// Something of the recipes.
+    Recipe(recipes::RecipeOrder),
     /// Say what the wall clock shows.
     WallClock,
     /// End in the ordinary way, with everything held.
@@ -87,6 +92,7 @@ enum Reply {
     Held(bool),
     WallClock(Duration),
     History(Vec<Interval>),
+    Ticks(Vec<Duration>),
     Failed { kind: String, message: String },
 }
 
@@ -276,7 +282,8 @@ pub(crate) fn serve(address: &str, join: Join) -> Verdict {
         tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build()?;
     runtime.block_on(async {
         let handle = harness.open(&namespace).await?;
-        let mut held = Held { harness, handle, locks: HashMap::new(), leases: HashMap::new() };
+        let (locks, leases, recipes) = (HashMap::new(), HashMap::new(), Vec::new());
+        let mut held = Held { harness, handle, locks, leases, recipes };
         say(&Reply::Done).await?;
         let mut orders = BufReader::new(tokio::io::stdin()).lines();
         while let Some(line) = orders.next_line().await? {
@@ -309,6 +316,7 @@ struct Held {
     handle: Handle,
     locks: HashMap<String, LockGuard>,
     leases: HashMap<String, LeaseGuard>,
+    recipes: Vec<Box<dyn Any + Send>>,
 }
 
 impl Held {
@@ -339,6 +347,7 @@ impl Held {
                 Ok(Reply::Done)
             }
             Order::Fuzz { kind, keys, rounds } => self.fuzz(kind, &keys, rounds).await,
+            Order::Recipe(order) => self.recipe(order).await,
             Order::WallClock => {
                 let time = clock_gettime(ClockId::CLOCK_REALTIME);
                 let failed =

@@ -175,9 +175,12 @@ pub struct SessionLimits {
     /// An answer takes at most so long, otherwise the session counts as lost; default 5 s. A
     /// silent network is noticed within `keepalive + answer`.
     pub answer: Duration,
-    /// Locks on the main session; more are refused as
+    /// Locks on the main session and those that it spreads over; more are refused as
     /// [`ErrorKind::Exhausted`](crate::ErrorKind::Exhausted). Default 10,000.
     pub max_held: usize,
+    /// Locks on one session, for a store where a lock costs the more the more its session holds:
+    /// past it they go on a further session. Default: no bound, so that there is only the main one.
+    pub max_per_session: usize,
     /// Requests that go out in one exchange; default 512.
     pub max_batch: usize,
     /// Sessions that wait on the store for keys that others hold; past it the engine polls.
@@ -186,7 +189,7 @@ pub struct SessionLimits {
     /// The longest single wait on the store (a long statement can hold back the store's clean-up);
     /// default 10 s.
     pub max_wait: Duration,
-    /// An idle waiter session is closed after so long; default 30 s.
+    /// An idle session other than the main one is closed after so long; default 30 s.
     pub waiter_idle: Duration,
     /// Consecutive local hand-overs of a lock before other processes get their turn; default 16.
     pub max_handovers: u32,
@@ -200,6 +203,7 @@ impl Default for SessionLimits {
             keepalive: Duration::from_secs(5),
             answer: Duration::from_secs(5),
             max_held: 10_000,
+            max_per_session: usize::MAX,
             max_batch: 512,
             max_waiters: 8,
             max_wait: Duration::from_secs(10),

@@ -11,10 +11,12 @@ use std::time::Duration;
 use async_trait::async_trait;
 use futures_util::FutureExt;
 use tokio::runtime::Handle;
+use tracing::Instrument;
 
 use crate::error::{Error, ErrorKind, Result};
 use crate::key::{Key, Keys};
-use crate::lost::{LossSignal, Lost};
+use crate::lost::{LossReason, LossSignal, Lost};
+use crate::observe::{HoldEnd, Observed, Tracked};
 use crate::options::ClaimOptions;
 use crate::token::FencingToken;
 
@@ -84,7 +86,7 @@ pub struct Claim {
     keys: Keys,
     token: FencingToken,
     backend: &'static str,
-    signal: LossSignal,
+    signal: Tracked,
     hooks: Vec<Hook>,
     open: Option<Open>,
     runtime: Handle,
@@ -109,7 +111,7 @@ impl Claim {
             keys,
             token: tx.token(),
             backend,
-            signal: tx.signal().unwrap_or_default(),
+            signal: tx.signal().unwrap_or_default().into(),
             hooks: Vec::new(),
             open: Some(Open { tx, places }),
             runtime: Handle::current(),
@@ -181,22 +183,27 @@ impl Claim {
             return Ok(());
         };
         let hooks = std::mem::take(&mut self.hooks);
-        let signal = self.signal.clone();
-        let task = self.runtime.spawn(async move {
+        let signal = self.signal.hand_over();
+        let (backend, keys) = (self.backend, self.keys.clone());
+        let commit = async move {
             let outcome = tokio::time::timeout(COMMIT_LIMIT, tx.commit()).await;
-            signal.settle();
-            drop(places);
-            outcome.unwrap_or_else(|_| {
+            let outcome = outcome.unwrap_or_else(|_| {
                 let detail = format!("no answer to the commit within {COMMIT_LIMIT:?}");
                 Err(Error::new(ErrorKind::CommitUnknown, detail))
-            })?;
+            });
+            let outcome = outcome.map_err(|error| error.at(backend, "commit").on(&keys));
+            signal.settle();
+            signal.committed(backend, &keys, &outcome);
+            drop(places);
+            outcome?;
             for hook in hooks {
                 if AssertUnwindSafe(hook).catch_unwind().await.is_err() {
                     tracing::error!("an after_commit hook panicked");
                 }
             }
             Ok(())
-        });
+        };
+        let task = self.runtime.spawn(commit.in_current_span());
         let outcome = task.await.unwrap_or_else(|error| {
             let detail = "the runtime ended during the commit";
             Err(Error::new(ErrorKind::CommitUnknown, detail).with_source(error))
@@ -216,6 +223,7 @@ impl Claim {
             Some(task) => task.await.unwrap_or(Ok(())), // a runtime that ended dropped it
             None => Ok(()),
         };
+        self.signal.ended(&outcome, HoldEnd::RolledBack, LossReason::Taken);
         outcome.map_err(|error| error.at(self.backend, "rollback").on(&self.keys))
     }
 
@@ -245,6 +253,16 @@ impl Claim {
 impl Drop for Claim {
     fn drop(&mut self) {
         self.start_rollback();
+    }
+}
+
+impl Observed for Claim {
+    fn tracked(&self) -> &Tracked {
+        &self.signal
+    }
+
+    fn known_token(&self) -> Option<FencingToken> {
+        Some(self.token)
     }
 }
 

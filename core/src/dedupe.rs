@@ -8,8 +8,9 @@ use async_trait::async_trait;
 
 use crate::error::{Error, ErrorKind, Result};
 use crate::key::Key;
-use crate::lost::{LossSignal, Lost};
+use crate::lost::{LossReason, LossSignal, Lost};
 use crate::named::lost_error;
+use crate::observe::{HoldEnd, Tracked};
 use crate::options::DedupeOptions;
 use crate::token::FencingToken;
 
@@ -97,7 +98,7 @@ pub trait DedupeHold: Debug + Send + Sync + 'static {
 pub struct DedupeGuard {
     key: Key,
     token: FencingToken,
-    signal: LossSignal,
+    signal: Tracked,
     hold: Box<dyn DedupeHold>,
 }
 
@@ -119,7 +120,7 @@ impl DedupeGuard {
         signal: LossSignal,
         hold: Box<dyn DedupeHold>,
     ) -> Self {
-        Self { key, token, signal, hold }
+        Self { key, token, signal: signal.into(), hold }
     }
 
     /// The admitted key.
@@ -152,6 +153,7 @@ impl DedupeGuard {
     pub async fn complete(mut self) -> Result<()> {
         let result = self.hold.complete().await;
         self.signal.settle();
+        self.signal.ended(&result, HoldEnd::Completed, LossReason::Taken);
         result.map_err(|error| error.on(&self.key))
     }
 
@@ -165,11 +167,16 @@ impl DedupeGuard {
     pub async fn abandon(mut self) -> Result<()> {
         let result = self.hold.abandon().await;
         self.signal.settle();
+        self.signal.ended(&result, HoldEnd::Abandoned, LossReason::Taken);
         result.map_err(|error| error.on(&self.key))
     }
 
     pub(crate) fn not_ours(operation: &str, key: &Key) -> Error {
-        lost_error(operation, key, Some(crate::LossReason::Taken))
+        lost_error(operation, key, Some(LossReason::Taken))
+    }
+
+    pub(crate) fn tracked(&self) -> &Tracked {
+        &self.signal
     }
 }
 

@@ -237,7 +237,8 @@ impl Holding {
         let holder = self.holder.as_ref().map(tracing::field::display);
         let session = self.session.as_deref();
         tracing::warn!(
-            backend, kind = %self.kind, key = %self.name, holder, session, "released by force"
+            target: crate::observe::TARGET,
+            backend, kind = self.kind.as_str(), key = %self.name, holder, session, "released by force"
         );
     }
 }

@@ -10,8 +10,9 @@ use tokio::time::Instant;
 
 use crate::error::Result;
 use crate::key::Key;
-use crate::lost::{LossSignal, Lost};
+use crate::lost::{LossReason, LossSignal, Lost};
 use crate::named::{lost_error, released};
+use crate::observe::{HoldEnd, Observed, Tracked};
 use crate::options::LeaseOptions;
 use crate::token::FencingToken;
 
@@ -61,7 +62,7 @@ pub trait LeaseHold: Debug + Send + Sync + 'static {
 pub struct LeaseGuard {
     key: Key,
     token: FencingToken,
-    signal: LossSignal,
+    signal: Tracked,
     hold: Box<dyn LeaseHold>,
 }
 
@@ -83,11 +84,11 @@ impl LeaseGuard {
         signal: LossSignal,
         hold: Box<dyn LeaseHold>,
     ) -> Self {
-        Self { key, token, signal, hold }
+        Self { key, token, signal: signal.into(), hold }
     }
 
     pub(crate) fn into_parts(self) -> (Key, FencingToken, LossSignal, Box<dyn LeaseHold>) {
-        (self.key, self.token, self.signal, self.hold)
+        (self.key, self.token, self.signal.clone(), self.hold)
     }
 
     /// The leased key.
@@ -165,11 +166,22 @@ impl LeaseGuard {
     /// Safe: once polled, the release goes on in the background.
     pub async fn release(mut self) -> Result<()> {
         let reason = self.signal.reason();
-        let result = self.hold.release().await;
+        let mut result = self.hold.release().await;
         if reason.is_some() {
-            return Err(lost_error("release", &self.key, reason));
+            result = Err(lost_error("release", &self.key, reason));
         }
+        self.signal.ended(&result, HoldEnd::Released, LossReason::Taken);
         result.map_err(|error| error.on_key(&self.key))
+    }
+}
+
+impl Observed for LeaseGuard {
+    fn tracked(&self) -> &Tracked {
+        &self.signal
+    }
+
+    fn known_token(&self) -> Option<FencingToken> {
+        Some(self.token)
     }
 }
 

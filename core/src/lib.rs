@@ -53,6 +53,10 @@
 //! # }
 //! ```
 //!
+//! # For operators
+//!
+//! [`observe`] lists the spans, events and metrics.
+//!
 //! # For authors of backends
 //!
 //! [`backend`] has the driver traits to implement, [`engine`] turns drivers into the four traits,
@@ -61,6 +65,7 @@
 pub mod backend;
 pub mod engine;
 pub mod memory;
+pub mod observe;
 
 mod claim;
 mod dedupe;
@@ -91,7 +96,3 @@ pub use options::{
 };
 pub use registry::{HeldSnapshot, LockRegistry};
 pub use token::FencingToken;
-
-#[cfg(doctest)]
-#[doc = include_str!("../../README.md")]
-struct Readme;

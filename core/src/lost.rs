@@ -2,10 +2,12 @@
 
 use std::future::{Future, IntoFuture};
 use std::pin::Pin;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 
 use tokio::sync::watch;
 use tokio::time::{Instant, sleep_until};
+
+use crate::observe::Held;
 
 /// Why a guard lost what it held.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -125,7 +127,14 @@ impl IntoFuture for Lost {
 /// With a deadline it computes the loss itself: there is no state in which the task that should
 /// have renewed is dead and the guard still believes to hold.
 #[derive(Clone, Debug)]
-pub struct LossSignal(Arc<watch::Sender<State>>);
+pub struct LossSignal(Arc<Shared>);
+
+#[derive(Debug)]
+struct Shared {
+    state: watch::Sender<State>,
+    /// What is told of the hold, once somebody has got the guard.
+    held: OnceLock<Held>,
+}
 
 impl LossSignal {
     /// A signal for a hold that lasts until it is said to be lost.
@@ -139,30 +148,36 @@ impl LossSignal {
     }
 
     fn with(state: State) -> Self {
-        Self(Arc::new(watch::Sender::new(state)))
+        Self(Arc::new(Shared { state: watch::Sender::new(state), held: OnceLock::new() }))
     }
 
     /// A reader.
     pub fn subscribe(&self) -> Lost {
-        Lost(self.0.subscribe())
+        Lost(self.0.state.subscribe())
     }
 
     /// Says that the hold is lost. The first reason stays; after [`settle`](Self::settle) it is
     /// ignored. Returns whether this call made it so.
     pub fn lose(&self, reason: LossReason) -> bool {
-        self.0.send_if_modified(|state| {
+        let mut lost = None;
+        self.0.state.send_if_modified(|state| {
             let first = state.reason.is_none() && !state.settled;
             if first {
                 state.reason = Some(state.reason().unwrap_or(reason));
+                lost = state.reason;
             }
             first
-        })
+        });
+        if let (Some(reason), Some(held)) = (lost, self.held()) {
+            held.lost(reason.into());
+        }
+        lost.is_some()
     }
 
     /// Says that the hold ended as its owner wanted. Returns whether it was still held.
     pub fn settle(&self) -> bool {
         let mut held = false;
-        self.0.send_if_modified(|state| {
+        self.0.state.send_if_modified(|state| {
             held = state.reason().is_none() && !state.settled;
             if state.reason.is_none() {
                 state.reason = state.reason();
@@ -170,7 +185,7 @@ impl LossSignal {
             let changed = !state.settled;
             state.settled = true;
             // one who subscribes from here on sees it; telling nobody costs as much as telling all
-            changed && self.0.receiver_count() > 0
+            changed && self.0.state.receiver_count() > 0
         });
         held
     }
@@ -179,7 +194,7 @@ impl LossSignal {
     /// is not resurrected by a late answer. Returns whether it is held now.
     pub fn extend(&self, deadline: Instant) -> bool {
         let mut held = false;
-        self.0.send_if_modified(|state| {
+        self.0.state.send_if_modified(|state| {
             held = state.reason().is_none() && !state.settled;
             let later = held && state.deadline.is_some_and(|old| old < deadline);
             if later {
@@ -192,18 +207,34 @@ impl LossSignal {
 
     /// The local deadline, if there is one.
     pub fn deadline(&self) -> Option<Instant> {
-        self.0.borrow().deadline
+        self.0.state.borrow().deadline
     }
 
     /// Why it is lost, if it is.
     pub fn reason(&self) -> Option<LossReason> {
-        self.0.borrow().reason()
+        self.0.state.borrow().reason()
     }
 
     /// Whether it is neither lost nor settled.
     pub fn is_held(&self) -> bool {
-        let state = self.0.borrow();
+        let state = self.0.state.borrow();
         !state.settled && state.reason().is_none()
+    }
+
+    /// Has the end of the hold told; false if that is so already.
+    pub(crate) fn observe(&self, held: Held) -> bool {
+        if self.0.held.set(held).is_err() {
+            return false;
+        }
+        // a loss that came before did not see it; one that comes now does
+        if let (Some(reason), Some(held)) = (self.reason(), self.held()) {
+            held.lost(reason.into());
+        }
+        true
+    }
+
+    pub(crate) fn held(&self) -> Option<&Held> {
+        self.0.held.get()
     }
 }
 

@@ -9,6 +9,7 @@ use async_trait::async_trait;
 use crate::error::{Error, ErrorKind, Result};
 use crate::key::Key;
 use crate::lost::{LossReason, LossSignal, Lost};
+use crate::observe::{HoldEnd, Observed, Tracked};
 use crate::options::LockOptions;
 use crate::token::FencingToken;
 
@@ -61,7 +62,7 @@ pub trait LockHold: Debug + Send + Sync + 'static {
 pub struct LockGuard {
     key: Key,
     token: OnceLock<FencingToken>,
-    signal: LossSignal,
+    signal: Tracked,
     hold: Box<dyn LockHold>,
 }
 
@@ -85,7 +86,7 @@ impl LockGuard {
         hold: Box<dyn LockHold>,
     ) -> Self {
         let token = token.map(OnceLock::from).unwrap_or_default();
-        Self { key, token, signal, hold }
+        Self { key, token, signal: signal.into(), hold }
     }
 
     /// The locked key.
@@ -108,6 +109,7 @@ impl LockGuard {
             return Err(lost_error("token", &self.key, self.signal.reason()));
         }
         let token = self.hold.token().await.map_err(|error| error.on_key(&self.key))?;
+        self.signal.has_token(token);
         Ok(*self.token.get_or_init(|| token))
     }
 
@@ -136,11 +138,22 @@ impl LockGuard {
     /// Safe: once polled, the release goes on in the background.
     pub async fn release(mut self) -> Result<()> {
         let held = self.is_held();
-        let result = self.hold.release().await;
+        let mut result = self.hold.release().await;
         if !held {
-            return Err(lost_error("release", &self.key, self.signal.reason()));
+            result = Err(lost_error("release", &self.key, self.signal.reason()));
         }
+        self.signal.ended(&result, HoldEnd::Released, LossReason::SessionEnded);
         result.map_err(|error| error.on_key(&self.key))
+    }
+}
+
+impl Observed for LockGuard {
+    fn tracked(&self) -> &Tracked {
+        &self.signal
+    }
+
+    fn known_token(&self) -> Option<FencingToken> {
+        self.token.get().copied()
     }
 }
 

@@ -57,6 +57,25 @@ async fn a_commit_writes_and_runs_the_hooks_in_order_once() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn a_transaction_lists_what_is_committed_and_its_own_writes() {
+    let (one, _) = pair();
+    let mut claim = one.claim(&keys(&["a"]), wait(secs(1))).await.unwrap().unwrap();
+    for name in ["x/1", "x/2", "y", "w"] {
+        write(&mut claim, name, "old");
+    }
+    claim.commit().await.unwrap();
+    let mut claim = one.claim(&keys(&["a"]), wait(secs(1))).await.unwrap().unwrap();
+    write(&mut claim, "x/2", "new");
+    write(&mut claim, "x/3", "new");
+    let tx = claim.tx::<MemoryTx>().unwrap();
+    tx.remove("x/1");
+    let listed: Vec<_> = tx.list("x/").into_iter().collect();
+    let pair = |name: &str, value: &str| (name.to_owned(), value.to_owned());
+    assert_eq!(listed, [pair("x/2", "new"), pair("x/3", "new")]);
+    assert_eq!(tx.list("").len(), 4);
+}
+
+#[tokio::test(start_paused = true)]
 async fn a_commit_whose_answer_is_lost_is_unknown_and_drops_the_hooks() {
     let (one, _) = pair();
     let ran = Arc::new(Mutex::new(false));

@@ -16,3 +16,9 @@ pub use leasehold_mysql as mysql;
 pub use leasehold_postgres as postgres;
 #[cfg(feature = "redis")]
 pub use leasehold_redis as redis;
+#[cfg(feature = "sqlite")]
+pub use leasehold_sqlite as sqlite;
+
+#[cfg(doctest)]
+#[doc = include_str!("../../README.md")]
+struct Readme;

@@ -5,6 +5,8 @@
 mod support;
 
 mod claims;
+mod clocks;
+mod crowds;
 mod fleet;
 mod probe;
 mod rows_and_tables;
@@ -24,10 +26,13 @@ use std::time::{Duration, Instant};
 
 use leasehold_conformance::servers::Kind;
 use leasehold_core::{Key, Keys, LockGuard, LockOptions, NamedLock};
+use leasehold_mysql::MySqlBackend;
 use libtest_mimic::{Arguments, Failed, Trial};
+use mysql_async::{Opts, OptsBuilder, Pool};
 use support::MySqlHarness;
 
-type Verdict = Result<(), Box<dyn Error + Send + Sync>>;
+type Failure = Box<dyn Error + Send + Sync>;
+type Verdict = Result<(), Failure>;
 type Run = fn(Arc<MySqlHarness>) -> Pin<Box<dyn Future<Output = Verdict> + Send>>;
 
 /// A test that has not ended after so long has failed.
@@ -68,6 +73,8 @@ fn main() -> ExitCode {
         claims::TESTS,
         rows_and_tables::TESTS,
         waiters::TESTS,
+        clocks::TESTS,
+        crowds::TESTS,
         probe::TESTS,
         #[cfg(feature = "rustls")]
         tls::TESTS,
@@ -139,6 +146,17 @@ pub(crate) async fn locked(
 ) -> Result<LockGuard, Box<dyn Error + Send + Sync>> {
     let guard = locks.lock(&key(name), LockOptions::default()).await?;
     guard.ok_or_else(|| format!("{name:?} was not to be had").into())
+}
+
+/// A handle whose connections begin with a statement.
+pub(crate) async fn with_setup(
+    harness: &MySqlHarness,
+    namespace: &str,
+    setup: &str,
+) -> leasehold_core::Result<MySqlBackend> {
+    let opts = OptsBuilder::from_opts(Opts::from_url(harness.url()).map_err(support::failed)?)
+        .setup(vec![setup.to_owned()]);
+    harness.builder(namespace).from_pool(Pool::new(opts)).await
 }
 
 pub(crate) async fn is_free(locks: &impl NamedLock, name: &str) -> leasehold_core::Result<bool> {

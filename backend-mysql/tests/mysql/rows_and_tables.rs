@@ -1,7 +1,7 @@
 //! Leases and dedupe in tables: clocks, collations, purges, grants, versions.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::time::Duration;
 
 use leasehold_core::{
@@ -10,10 +10,12 @@ use leasehold_core::{
 };
 use leasehold_mysql::MySqlBackend;
 use mysql_async::prelude::Queryable;
-use mysql_async::{Opts, OptsBuilder, Pool, Transaction};
+use mysql_async::{Opts, Transaction};
 
 use crate::support::{MySqlHarness, failed};
-use crate::{PATIENCE, Verdict, ensure, eventually, key, keys, locked, namespace, within};
+use crate::{
+    PATIENCE, Verdict, ensure, eventually, key, keys, locked, namespace, with_setup, within,
+};
 
 crate::tests!("tables":
     time_zones_do_not_matter,
@@ -26,19 +28,10 @@ crate::tests!("tables":
     replicas_are_refused,
     passwords_are_not_printed,
     contention_of_rows_is_retried,
+    tries_of_others_fail_no_renewal,
 );
 
 const DAY: Duration = Duration::from_hours(24);
-
-async fn with_setup(
-    harness: &MySqlHarness,
-    namespace: &str,
-    setup: &str,
-) -> leasehold_core::Result<MySqlBackend> {
-    let opts = OptsBuilder::from_opts(Opts::from_url(harness.url()).map_err(failed)?)
-        .setup(vec![setup.to_owned()]);
-    harness.builder(namespace).from_pool(Pool::new(opts)).await
-}
 
 /// B79, B80: sessions of different time zones agree on leases, dedupe and `verify`.
 async fn time_zones_do_not_matter(harness: Arc<MySqlHarness>) -> Verdict {
@@ -390,4 +383,44 @@ async fn contention_of_rows_is_retried(harness: Arc<MySqlHarness>) -> Verdict {
         done??;
     }
     Ok(())
+}
+
+/// A statement of somebody else keeps the row for a moment: who tries for the lease all the time, or
+/// purges next to it, fails no renewal.
+async fn tries_of_others_fail_no_renewal(harness: Arc<MySqlHarness>) -> Verdict {
+    let namespace = namespace();
+    let holder = harness.builder(&namespace).connect(harness.url()).await?;
+    let lease = holder.lease(&key("x"), LeaseOptions::try_once()).await?.ok_or("not free")?;
+    let ends = Arc::new(AtomicBool::new(false));
+    let mut others = tokio::task::JoinSet::<leasehold_core::Result<bool>>::new();
+    for task in 0..4 {
+        // each a handle of its own, whose tries reach the server
+        let other = harness.builder(&namespace).connect(harness.url()).await?;
+        let ends = ends.clone();
+        others.spawn(async move {
+            let mut got = false;
+            while !ends.load(Ordering::Relaxed) {
+                if task == 0 {
+                    other.housekeep().await?;
+                } else {
+                    got |= other.lease(&key("x"), LeaseOptions::try_once()).await?.is_some();
+                }
+            }
+            Ok(got)
+        });
+    }
+    let mut failed = 0;
+    for _ in 0..300 {
+        match lease.renew().await {
+            Ok(()) => {}
+            Err(error) if error.kind() == ErrorKind::Unavailable => failed += 1,
+            Err(error) => return Err(error.into()),
+        }
+    }
+    ends.store(true, Ordering::Relaxed);
+    while let Some(done) = others.join_next().await {
+        ensure!(!done??, "two have the lease");
+    }
+    ensure!(failed == 0, "{failed} of 300 renewals failed");
+    Ok(lease.release().await?)
 }

@@ -1,19 +1,23 @@
 //! Stated limits, and many of everything.
 
+use std::collections::HashSet;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use leasehold_conformance::servers::Kind;
-use leasehold_core::{ErrorKind, Lease, LeaseOptions, LockOptions, NamedLock};
+use leasehold_core::{Backend, ErrorKind, Lease, LeaseOptions, LockOptions, NamedLock};
 use leasehold_mysql::MySqlBackend;
 use mysql_async::prelude::Queryable;
 use tokio::task::JoinSet;
 
 use crate::support::MySqlHarness;
-use crate::{Verdict, ensure, is_free, key, namespace};
+use crate::{
+    PATIENCE, Verdict, ensure, eventually, is_free, key, locked, namespace, nothing_left, within,
+};
 
 crate::tests!("scale":
     thousands_of_locks_on_one_handle,
+    locks_beyond_one_session_are_lost_with_their_own_session_only,
     ten_thousand_leases_in_a_few_statements,
 );
 
@@ -52,6 +56,56 @@ async fn thousands_of_locks_on_one_handle(harness: Arc<MySqlHarness>) -> Verdict
     }
     ensure!(is_free(&two, "k0").await?, "k0 is still held");
     Ok(())
+}
+
+/// More locks than one session may hold are on several, each of which is lost and opened again by
+/// itself; exclusion holds on all of them.
+async fn locks_beyond_one_session_are_lost_with_their_own_session_only(
+    harness: Arc<MySqlHarness>,
+) -> Verdict {
+    let namespace = namespace();
+    let builder = || MySqlBackend::builder().namespace(&namespace);
+    let one = builder().max_per_session(3).connect(harness.url()).await?;
+    let two = builder().connect(harness.url()).await?;
+    let mut admin = harness.admin().await?;
+    let mut guards = Vec::new();
+    let mut sessions: Vec<u64> = Vec::new();
+    for n in 0..9 {
+        guards.push(locked(&one, &format!("k{n}")).await?);
+        let used = format!("SELECT IS_USED_LOCK('{}')", one.lock_name(&key(&format!("k{n}"))));
+        let session: Option<Option<u64>> = admin.query_first(used).await?;
+        sessions.push(session.flatten().ok_or("it is not held")?);
+    }
+    let distinct: HashSet<u64> = sessions.iter().copied().collect();
+    ensure!(distinct.len() == 3, "nine locks are on {sessions:?}");
+    ensure!(sessions.chunks(3).all(|three| three.iter().all(|s| *s == three[0])), "{sessions:?}");
+    let mut gone = HashSet::new();
+    for ended in [1, 0, 2] {
+        admin.query_drop(format!("KILL {}", sessions[3 * ended])).await?;
+        gone.insert(sessions[3 * ended]);
+        for (n, (guard, session)) in guards.iter().zip(&sessions).enumerate() {
+            let name = format!("k{n}");
+            if gone.contains(session) {
+                within(PATIENCE, "a loss", guard.lost().wait()).await?;
+                eventually("a free key", async || Ok(is_free(&two, &name).await?)).await?;
+            } else {
+                ensure!(guard.is_held(), "{name} was lost with another session");
+                ensure!(!is_free(&two, &name).await?, "{name} is free but not lost");
+            }
+        }
+    }
+    let refilled: Vec<_> = (0..9).map(|n| format!("k{n}")).collect();
+    let mut again = Vec::new();
+    for name in &refilled {
+        again.push(locked(&one, name).await?);
+    }
+    for (guard, name) in again.into_iter().zip(&refilled) {
+        ensure!(!is_free(&two, name).await?, "{name} is free");
+        guard.release().await?;
+    }
+    drop(guards);
+    one.close().await?;
+    nothing_left(&harness, &namespace).await
 }
 
 /// 10,000 leases of one handle are renewed in at most 10 statements a tick.

@@ -132,7 +132,8 @@ async fn leases_of_a_killed_holder_are_taken_when_they_expire(
     Ok(())
 }
 
-/// Neither the listener's nor the bell's session is needed.
+/// B38, B73: neither the listener's nor the bell's session is needed: a release that falls into the
+/// gap is found all the same.
 async fn lost_sessions_leave_the_fallback(harness: Arc<MySqlHarness>) -> Verdict {
     let namespace = namespace();
     let (holder, holder_link) = open(&harness, &namespace).await?;
@@ -162,7 +163,7 @@ async fn lost_sessions_leave_the_fallback(harness: Arc<MySqlHarness>) -> Verdict
     Ok(())
 }
 
-/// A handle that waits for leases of many holders has four listeners, and polls for the rest.
+/// B74: a handle that waits for leases of many holders has four listeners, and polls for the rest.
 async fn listeners_are_few_and_the_rest_is_polled(harness: Arc<MySqlHarness>) -> Verdict {
     let namespace = namespace();
     let (backend, link) = open(&harness, &namespace).await?;
@@ -220,7 +221,7 @@ async fn only_who_waits_marks_a_lease(harness: Arc<MySqlHarness>) -> Verdict {
     Ok(lease.release().await?)
 }
 
-/// Neither after a close nor after a drop, of the holder and of the waiter.
+/// B74, B85: neither after a close nor after a drop, of the holder and of the waiter.
 async fn nothing_is_left_of_bells_and_listeners(harness: Arc<MySqlHarness>) -> Verdict {
     for closes in [true, false] {
         let namespace = namespace();

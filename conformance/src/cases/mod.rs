@@ -13,6 +13,7 @@ mod lease;
 mod lifecycle;
 mod named;
 mod processes;
+mod recipes;
 mod shared;
 mod takeover;
 
@@ -32,6 +33,15 @@ const PARTS: &[&[Case]] = &[
     inspect::CASES,
     lifecycle::CASES,
     processes::CASES,
+    recipes::PARTS[0],
+    recipes::PARTS[1],
+    recipes::PARTS[2],
+    recipes::PARTS[3],
+    recipes::PARTS[4],
+    recipes::PARTS[5],
+    recipes::PARTS[6],
+    recipes::PARTS[7],
+    recipes::PARTS[8],
 ];
 
 const COUNT: usize = {

@@ -156,9 +156,10 @@ async fn client_time_zone_does_not_matter(ctx: Ctx) -> Verdict {
 /// The library that changes what a process sees of the clock.
 const LIBFAKETIME: &str = "LEASEHOLD_TEST_LIBFAKETIME";
 
-fn libfaketime() -> Option<String> {
+/// Where it is; the case is ignored if it is not installed.
+pub(super) fn libfaketime() -> Result<String, Fault> {
     if let Ok(library) = std::env::var(LIBFAKETIME) {
-        return Some(library);
+        return Ok(library);
     }
     let places = [
         "/usr/lib/x86_64-linux-gnu",
@@ -168,23 +169,21 @@ fn libfaketime() -> Option<String> {
         "/usr/local/lib",
     ];
     let mut libraries = places.iter().map(|place| format!("{place}/faketime/libfaketimeMT.so.1"));
-    libraries.find(|library| Path::new(library).exists())
+    libraries.find(|library| Path::new(library).exists()).ok_or_else(|| {
+        Fault::ignored(format!(
+            "libfaketime is not installed (Debian: apt-get install libfaketime, or set {LIBFAKETIME})"
+        ))
+    })
+}
+
+/// The environment of a process whose wall clock is wrong by so much.
+pub(super) fn skewed<'a>(library: &'a str, skew: &'a str) -> [(&'a str, &'a str); 3] {
+    [("LD_PRELOAD", library), ("FAKETIME", skew), ("FAKETIME_DONT_FAKE_MONOTONIC", "1")]
 }
 
 async fn client_clock_does_not_matter(ctx: Ctx) -> Verdict {
-    let Some(library) = libfaketime() else {
-        return Err(Fault::ignored(format!(
-            "libfaketime is not installed (Debian: apt-get install libfaketime, or set {LIBFAKETIME})"
-        )));
-    };
-    let skewed = |skew: &'static str| {
-        [
-            ("LD_PRELOAD", library.as_str()),
-            ("FAKETIME", skew),
-            ("FAKETIME_DONT_FAKE_MONOTONIC", "1"),
-        ]
-    };
-    let (early, late) = (skewed("-1h"), skewed("+1h"));
+    let library = libfaketime()?;
+    let (early, late) = (skewed(&library, "-1h"), skewed(&library, "+1h"));
     let (mut one, mut two) = (ctx.process(&early).await?, ctx.process(&late).await?);
     let apart = two.wall_clock().await?.saturating_sub(one.wall_clock().await?);
     ensure!(

@@ -185,6 +185,9 @@ impl LeaseDriver for MutantDriver {
             LeaseTry::Acquired(_) if self.is(Mutant::LeaseTokenRepeats) => {
                 Ok(LeaseTry::Acquired(FencingToken(7)))
             }
+            LeaseTry::Busy { .. } if self.is(Mutant::LeasesExcludeNobody) => {
+                Ok(LeaseTry::Acquired(FencingToken(1)))
+            }
             other => Ok(other),
         }
     }
@@ -318,6 +321,12 @@ impl DedupeDriver for MutantDriver {
             AdmitAnswer::InProgress { .. } if self.is(Mutant::AdmitsDuplicates) => {
                 AdmitAnswer::First(FencingToken(1))
             }
+            // only these: the clock of a schedule lives on an entry that is done
+            AdmitAnswer::Done { .. }
+                if self.is(Mutant::TicksAreFirstAgain) && item.key.as_str().contains("/tick/") =>
+            {
+                AdmitAnswer::First(FencingToken(1))
+            }
             AdmitAnswer::First(token) => {
                 let at = (self.namespace.to_string(), item.key.clone());
                 locked(&LATEST).get_or_insert_default().insert(at, item.owner);
@@ -336,6 +345,9 @@ impl DedupeDriver for MutantDriver {
 
     async fn abandon(&self, key: &Key, owner: Owner) -> Result<bool> {
         let key = self.key(key);
+        if self.is(Mutant::AbandonCompletes) {
+            return self.inner.complete(&key, owner, Duration::from_secs(60)).await;
+        }
         let latest = locked(&LATEST)
             .as_ref()
             .and_then(|latest| latest.get(&(self.namespace.to_string(), key.clone())).copied());

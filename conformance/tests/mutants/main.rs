@@ -55,6 +55,9 @@ enum Mutant {
     ShowsWhatIsFree,
     ForcedReleaseOnlyShows,
     ForcedReleaseEndsAllSessions,
+    LeasesExcludeNobody,
+    AbandonCompletes,
+    TicksAreFirstAgain,
 }
 
 const TABLE: &[(Mutant, &str)] = &[
@@ -97,6 +100,18 @@ const TABLE: &[(Mutant, &str)] = &[
     (Mutant::ShowsWhatIsFree, "inspect::what_is_free_is_not_shown"),
     (Mutant::ForcedReleaseOnlyShows, "inspect::a_lease_is_taken_away"),
     (Mutant::ForcedReleaseEndsAllSessions, "inspect::nobody_is_displaced_from_what_is_free"),
+    (Mutant::LeasesExcludeNobody, "lease::excludes"),
+    (Mutant::AbandonCompletes, "dedupe::abandon_makes_it_first_again"),
+    // what a recipe promises falls with what is beneath it
+    (Mutant::NoExclusion, "recipes::leader_is_one"),
+    (Mutant::LossIsNeverTold, "recipes::leader_of_an_ended_session_is_told"),
+    (Mutant::NoExclusion, "recipes::semaphore_over_locks_is_never_exceeded"),
+    (Mutant::LeasesExcludeNobody, "recipes::semaphore_over_leases_is_never_exceeded"),
+    (Mutant::LeasesExcludeNobody, "recipes::poller_ticks_one_at_a_time"),
+    (Mutant::ClaimsExcludeNobody, "recipes::limit_is_never_exceeded"),
+    (Mutant::AbandonCompletes, "recipes::token_that_was_never_issued_stays_unknown"),
+    (Mutant::TicksAreFirstAgain, "recipes::schedule_fires_each_tick_once"),
+    (Mutant::AdmitsDuplicates, "recipes::takeover_by_exactly_one"),
 ];
 
 /// Those that the sequential model must find as well, with a short history.

@@ -6,13 +6,16 @@ use std::sync::Arc;
 
 use async_trait::async_trait;
 use tokio::sync::oneshot;
+use tracing::Instrument;
 
 use super::gate::{Gate, Turn};
 use super::{closed, limited};
 use crate::backend::ClaimDriver;
 use crate::claim::{Claim, ClaimLock};
 use crate::error::Result;
+use crate::inspect::Kind;
 use crate::key::Keys;
+use crate::observe::{Name, Observer};
 use crate::options::{ClaimOptions, Deadline};
 
 /// Makes a [`ClaimLock`] of a [`ClaimDriver`].
@@ -23,12 +26,14 @@ use crate::options::{ClaimOptions, Deadline};
 pub struct ClaimEngine<D: ClaimDriver> {
     driver: Arc<D>,
     gate: Gate<Turn<D::Id>>,
+    observer: Observer,
 }
 
 impl<D: ClaimDriver> ClaimEngine<D> {
     /// An engine over `driver`.
     pub fn new(driver: D) -> Self {
-        Self { driver: Arc::new(driver), gate: Gate::new() }
+        let observer = Observer::new(driver.backend(), Kind::Claim);
+        Self { driver: Arc::new(driver), gate: Gate::new(), observer }
     }
 
     /// The driver.
@@ -40,8 +45,14 @@ impl<D: ClaimDriver> ClaimEngine<D> {
         let deadline = Deadline::after(opts.wait);
         let ids: BTreeSet<D::Id> = keys.iter().map(|key| self.driver.id(key)).collect();
         let mut permits = Vec::with_capacity(ids.len());
+        let mut waits = false;
         for id in &ids {
-            match self.gate.acquire(id, deadline).await {
+            let queues = || {
+                if !std::mem::replace(&mut waits, true) {
+                    self.observer.waiting(Name::Keys(keys));
+                }
+            };
+            match self.gate.acquire(id, deadline, queues).await {
                 Some(permit) => permits.push(permit),
                 None => return Ok(None),
             }
@@ -50,7 +61,7 @@ impl<D: ClaimDriver> ClaimEngine<D> {
         let limit = deadline.remaining().saturating_add(self.driver.answer_limit());
         let (driver, keys) = (self.driver.clone(), keys.clone());
         let (mut reply, answer) = oneshot::channel();
-        tokio::spawn(async move {
+        let begin = async move {
             let begun = tokio::select! {
                 begun = limited(limit, driver.begin(&ids, deadline)) => begun,
                 () = reply.closed() => return, // the driver leaves nothing behind
@@ -60,7 +71,8 @@ impl<D: ClaimDriver> ClaimEngine<D> {
             });
             // a claim that nobody receives rolls back by its drop
             drop(reply.send(claim));
-        });
+        };
+        tokio::spawn(begin.in_current_span());
         answer.await.unwrap_or_else(|_| Err(closed()))
     }
 }
@@ -72,7 +84,8 @@ impl<D: ClaimDriver> ClaimLock for ClaimEngine<D> {
     }
 
     async fn claim(&self, keys: &Keys, opts: ClaimOptions) -> Result<Option<Claim>> {
-        let begun = self.begin(keys, opts).await;
-        begun.map_err(|error| error.at(self.driver.backend(), "claim").on(keys))
+        let call = self.observer.call(Name::Keys(keys));
+        let begun = self.begin(keys, opts).instrument(call.span()).await;
+        call.end(begun.map_err(|error| error.at(self.driver.backend(), "claim").on(keys)))
     }
 }

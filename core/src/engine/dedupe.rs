@@ -8,26 +8,31 @@ use async_trait::async_trait;
 use tokio::runtime::Handle;
 use tokio::sync::oneshot;
 use tokio::time::Instant;
+use tracing::Instrument;
 
 use super::backoff::Backoff;
 use super::{asked, closed};
 use crate::backend::{Admit, AdmitAnswer, DedupeDriver, Owner};
 use crate::dedupe::{Admission, Dedupe, DedupeGuard, DedupeHold};
 use crate::error::{Error, ErrorKind, Result};
+use crate::inspect::Kind;
 use crate::key::Key;
 use crate::lost::LossSignal;
+use crate::observe::Observer;
 use crate::options::DedupeOptions;
 
 /// Makes a [`Dedupe`] of a [`DedupeDriver`].
 #[derive(Debug)]
 pub struct DedupeEngine<D: DedupeDriver> {
     driver: Arc<D>,
+    observer: Observer,
 }
 
 impl<D: DedupeDriver> DedupeEngine<D> {
     /// An engine over `driver`.
     pub fn new(driver: D) -> Self {
-        Self { driver: Arc::new(driver) }
+        let observer = Observer::new(driver.backend(), Kind::Dedupe);
+        Self { driver: Arc::new(driver), observer }
     }
 
     /// The driver.
@@ -47,7 +52,8 @@ impl<D: DedupeDriver> DedupeEngine<D> {
             });
         }
         let driver = self.driver.clone();
-        let answers = tokio::spawn(admit(driver, items)).await.map_err(|_| closed())??;
+        let answers =
+            tokio::spawn(admit(driver, items).in_current_span()).await.map_err(|_| closed())??;
         let mut answers: Vec<_> = answers.into_iter().map(Some).collect();
         let repeats = keys.iter().map(|key| (key, first[key]));
         // the first of equal keys takes the answer, the rest are asked for once more
@@ -63,7 +69,8 @@ impl<D: DedupeDriver> DedupeEngine<D> {
 
     /// A key that occurs a second time in one call.
     async fn again(&self, key: &Key, opts: DedupeOptions) -> Result<Admission> {
-        let task = tokio::spawn(admit(self.driver.clone(), vec![question(key, opts)]));
+        let admit = admit(self.driver.clone(), vec![question(key, opts)]);
+        let task = tokio::spawn(admit.in_current_span());
         task.await.map_err(|_| closed())??.pop().ok_or_else(closed)
     }
 }
@@ -110,18 +117,21 @@ async fn admit<D: DedupeDriver>(driver: Arc<D>, items: Vec<Admit>) -> Result<Vec
 #[async_trait]
 impl<D: DedupeDriver> Dedupe for DedupeEngine<D> {
     async fn admit(&self, key: &Key, opts: DedupeOptions) -> Result<Admission> {
-        let admitted = self.run(std::slice::from_ref(key), opts).await;
-        admitted
-            .and_then(|mut admitted| admitted.pop().ok_or_else(closed))
-            .map_err(|error| error.at(self.driver.backend(), "admit").on(key))
+        let keys = std::slice::from_ref(key);
+        let question = self.observer.question(keys);
+        let admitted = self.run(keys, opts).instrument(question.span()).await;
+        let admitted = admitted.map_err(|error| error.at(self.driver.backend(), "admit").on(key));
+        question.end(opts.in_progress.is_some(), admitted)?.pop().ok_or_else(closed)
     }
 
     async fn admit_many(&self, keys: &[Key], opts: DedupeOptions) -> Result<Vec<Admission>> {
         if keys.is_empty() {
             return Ok(Vec::new());
         }
-        let admitted = self.run(keys, opts).await;
-        admitted.map_err(|error| error.at(self.driver.backend(), "admit_many"))
+        let question = self.observer.question(keys);
+        let admitted = self.run(keys, opts).instrument(question.span()).await;
+        let admitted = admitted.map_err(|error| error.at(self.driver.backend(), "admit_many"));
+        question.end(opts.in_progress.is_some(), admitted)
     }
 }
 

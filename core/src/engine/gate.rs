@@ -159,24 +159,29 @@ impl<Id: Clone + Debug + Eq + Hash + Send + 'static> Waiter for Turn<Id> {
 }
 
 impl<Id: Clone + Debug + Eq + Hash + Send + 'static> Gate<Turn<Id>> {
-    /// Waits for the permit of `id` until the deadline; `None` if others had it until then.
+    /// Waits for the permit of `id` until the deadline; `None` if others had it until then. Calls
+    /// `queues` if it begins to wait.
     pub(super) async fn acquire(
         &self,
         id: &Id,
         deadline: crate::Deadline,
+        queues: impl FnOnce(),
     ) -> Option<Permit<Turn<Id>>> {
         let (tx, mut rx) = tokio::sync::oneshot::channel();
         match self.enter(id, Turn(tx), !deadline.has_passed()) {
             Entry::Free(permit, _) => Some(permit),
             Entry::Busy => None,
-            Entry::Queued(place) => tokio::select! {
-                biased;
-                permit = &mut rx => permit.ok(),
-                () = deadline.passed() => {
-                    drop(place);
-                    rx.try_recv().ok()
+            Entry::Queued(place) => {
+                queues();
+                tokio::select! {
+                    biased;
+                    permit = &mut rx => permit.ok(),
+                    () = deadline.passed() => {
+                        drop(place);
+                        rx.try_recv().ok()
+                    }
                 }
-            },
+            }
         }
     }
 }
@@ -191,12 +196,12 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn permits_pass_in_order_past_those_who_left() {
         let gate: Gate<Turn<u8>> = Gate::new();
-        let first = gate.acquire(&1, Deadline::never()).await.unwrap();
-        assert!(gate.acquire(&1, Deadline::after(Duration::ZERO)).await.is_none());
+        let first = gate.acquire(&1, Deadline::never(), || ()).await.unwrap();
+        assert!(gate.acquire(&1, Deadline::after(Duration::ZERO), || ()).await.is_none());
         let queue: Vec<_> = (0..4)
             .map(|_| {
                 let gate = gate.clone();
-                tokio::spawn(async move { gate.acquire(&1, Deadline::never()).await })
+                tokio::spawn(async move { gate.acquire(&1, Deadline::never(), || ()).await })
             })
             .collect();
         tokio::task::yield_now().await;
@@ -214,8 +219,8 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn a_permit_that_nobody_received_passes_on() {
         let gate: Gate<Turn<u8>> = Gate::new();
-        let first = gate.acquire(&1, Deadline::never()).await.unwrap();
-        let mut unread = Box::pin(gate.acquire(&1, Deadline::never()));
+        let first = gate.acquire(&1, Deadline::never(), || ()).await.unwrap();
+        let mut unread = Box::pin(gate.acquire(&1, Deadline::never(), || ()));
         assert!(unread.as_mut().now_or_never().is_none());
         drop(first);
         assert_eq!(gate.len(), 1, "the queued one has the permit now");

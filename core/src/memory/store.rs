@@ -138,6 +138,14 @@ impl MemoryStore {
         self.lock().map.get(name).cloned()
     }
 
+    /// The committed values of names that begin with `prefix`.
+    pub(super) fn list(&self, prefix: &str) -> BTreeMap<String, String> {
+        let state = self.lock();
+        let from = state.map.range(prefix.to_owned()..);
+        let found = from.take_while(|(name, _)| name.starts_with(prefix));
+        found.map(|(name, value)| (name.clone(), value.clone())).collect()
+    }
+
     /// What is held or waited for in a namespace, in words.
     pub fn leftovers(&self, namespace: &str) -> Vec<String> {
         let state = self.lock();

@@ -37,6 +37,18 @@ impl MemoryTx {
         }
     }
 
+    /// The names that begin with `prefix`, with their values, in order.
+    pub fn list(&self, prefix: &str) -> BTreeMap<String, String> {
+        let mut found = self.store.list(prefix);
+        for (name, value) in self.writes.iter().filter(|(name, _)| name.starts_with(prefix)) {
+            match value {
+                Some(value) => drop(found.insert(name.clone(), value.clone())),
+                None => drop(found.remove(name)),
+            }
+        }
+        found
+    }
+
     /// Sets `name`, at the commit.
     pub fn write(&mut self, name: impl Into<String>, value: impl Into<String>) {
         self.writes.insert(name.into(), Some(value.into()));

@@ -7,6 +7,8 @@ mod mysql;
 mod postgres;
 #[cfg(feature = "redis")]
 mod redis;
+#[cfg(feature = "sqlite")]
+mod sqlite;
 
 use std::sync::Arc;
 
@@ -36,6 +38,10 @@ const SCHEMES: &[(&str, &str)] = &[
     ("valkeys-sentinel", "redis"),
 ];
 
+#[cfg_attr(
+    not(any(feature = "postgres", feature = "mysql", feature = "redis", feature = "sqlite")),
+    expect(clippy::unused_async, reason = "memory is there at once, the others are connected to")
+)]
 pub(crate) async fn open(url: &StoreUrl) -> Result<Arc<dyn Backend>> {
     let scheme = url.scheme.as_str();
     let Some((_, feature)) = SCHEMES.iter().find(|(known, _)| *known == scheme) else {
@@ -51,6 +57,8 @@ pub(crate) async fn open(url: &StoreUrl) -> Result<Arc<dyn Backend>> {
         "mysql" => mysql::open(url).await,
         #[cfg(feature = "redis")]
         "redis" => redis::open(url).await,
+        #[cfg(feature = "sqlite")]
+        "sqlite" => sqlite::open(url).await,
         missing => {
             let detail = format!(
                 "{scheme}: needs a feature of the crate: \
@@ -135,11 +143,11 @@ mod tests {
         }
     }
 
-    #[cfg(all(feature = "postgres", feature = "mysql", feature = "redis"))]
+    #[cfg(all(feature = "postgres", feature = "mysql", feature = "redis", feature = "sqlite"))]
     #[test]
     fn every_option_is_documented() {
         let page = include_str!("../../README.md");
-        for option in [postgres::OURS, mysql::OURS, redis::OURS].concat() {
+        for option in [postgres::OURS, mysql::OURS, redis::OURS, sqlite::OURS].concat() {
             assert!(page.contains(&format!("`{option}`")), "{option} is not in the README");
         }
     }

@@ -13,7 +13,9 @@ use super::super::limited;
 use super::{Insist, Record, free, local_deadline};
 use crate::backend::{LeaseDriver, Owner, Renewal};
 use crate::error::Result;
+use crate::inspect::Kind;
 use crate::lost::LossReason;
+use crate::observe::{RenewalEnd, TARGET};
 
 /// The side of the heartbeat that the rest of the engine holds.
 ///
@@ -236,10 +238,24 @@ struct Due {
 }
 
 /// A finished renewal.
-struct Renewed {
+struct Answer {
     records: Vec<Arc<Record>>,
     sent: Instant,
     answer: Result<Vec<Result<bool>>>,
+}
+
+/// However the heartbeat ends (also with its runtime), nothing that it looked after is forgotten.
+struct Attended(Arc<Mutex<Table>>);
+
+impl Drop for Attended {
+    fn drop(&mut self) {
+        let table = lock(&self.0);
+        let left: Vec<_> = table.entries.values().map(|entry| entry.record.clone()).collect();
+        drop(table);
+        for record in left {
+            record.signal.is_unattended();
+        }
+    }
 }
 
 /// Renews until every sender is gone or it is closed.
@@ -248,7 +264,8 @@ async fn heartbeat<D: LeaseDriver>(
     mut beats: mpsc::UnboundedReceiver<Beat>,
     shared: Arc<Mutex<Table>>,
 ) {
-    let mut renewals: JoinSet<Renewed> = JoinSet::new();
+    let _attended = Attended(shared.clone());
+    let mut renewals: JoinSet<Answer> = JoinSet::new();
     loop {
         let next = {
             let mut table = lock(&shared);
@@ -306,7 +323,7 @@ async fn until(next: Option<Instant>) {
     }
 }
 
-async fn renew<D: LeaseDriver>(driver: Arc<D>, records: Vec<Arc<Record>>) -> Renewed {
+async fn renew<D: LeaseDriver>(driver: Arc<D>, records: Vec<Arc<Record>>) -> Answer {
     let renewals: Vec<Renewal> = records
         .iter()
         .map(|record| Renewal { key: record.key.clone(), owner: record.owner, ttl: record.ttl })
@@ -316,17 +333,18 @@ async fn renew<D: LeaseDriver>(driver: Arc<D>, records: Vec<Arc<Record>>) -> Ren
     let limit = (shortest / 4).min(driver.limits().answer);
     let sent = Instant::now();
     let answer = limited(limit, driver.renew_each(&renewals)).await;
-    Renewed { records, sent, answer }
+    Answer { records, sent, answer }
 }
 
-fn settle<D: LeaseDriver>(driver: &Arc<D>, table: &mut Table, done: Renewed) {
-    let backend = driver.backend();
+fn settle<D: LeaseDriver>(driver: &Arc<D>, table: &mut Table, done: Answer) {
+    let (backend, kind) = (driver.backend(), Kind::Lease.as_str());
     let answers = match done.answer {
         Ok(answers) => answers,
         Err(error) => {
             let leases = done.records.len();
-            tracing::warn!(backend, leases, %error, "renewal failed, trying again");
+            tracing::warn!(target: TARGET, backend, kind, leases, %error, "renewal failed");
             for record in &done.records {
+                record.signal.renewed(RenewalEnd::Error);
                 again(table, record);
             }
             return;
@@ -336,16 +354,19 @@ fn settle<D: LeaseDriver>(driver: &Arc<D>, table: &mut Table, done: Renewed) {
         let key = &record.key;
         match answer {
             Err(error) => {
-                tracing::warn!(backend, %key, %error, "renewal failed, trying again");
+                tracing::warn!(target: TARGET, backend, kind, %key, %error, "renewal failed");
+                record.signal.renewed(RenewalEnd::Error);
                 again(table, record);
             }
             Ok(false) => {
-                if table.remove(record.owner).is_some() && record.signal.lose(LossReason::Taken) {
-                    tracing::warn!(backend, %key, "lease lost: the store says it is not ours");
+                record.signal.renewed(RenewalEnd::Lost);
+                if table.remove(record.owner).is_some() {
+                    record.signal.lose(LossReason::Taken);
                 }
                 drop(record.take_permit());
             }
             Ok(true) => {
+                record.signal.renewed(RenewalEnd::Renewed);
                 if record.signal.extend(local_deadline(done.sent, record.ttl)) {
                     table.reschedule(record.owner, done.sent + record.ttl / 3);
                 }
@@ -362,10 +383,7 @@ fn again(table: &mut Table, record: &Record) {
 
 /// The deadline has passed: the local queue goes on, and the store forgets the rest.
 fn expire<D: LeaseDriver>(driver: &Arc<D>, record: &Arc<Record>) {
-    let (backend, key) = (driver.backend(), &record.key);
-    if record.signal.lose(LossReason::Expired) || record.signal.reason().is_some() {
-        tracing::warn!(backend, %key, "lease lost: it expired without a renewal");
-    }
+    record.signal.lose(LossReason::Expired);
     drop(record.take_permit());
     let until = Instant::now() + record.ttl;
     let (driver, key) = (driver.clone(), record.key.clone());

@@ -10,6 +10,7 @@ use async_trait::async_trait;
 use tokio::runtime::Handle;
 use tokio::sync::oneshot;
 use tokio::time::Instant;
+use tracing::Instrument;
 
 use self::heartbeat::{Beat, Entry, Heart};
 use super::backoff::{Backoff, jittered};
@@ -19,10 +20,12 @@ use super::wake::WakeHub;
 use super::{asked, closed};
 use crate::backend::{LeaseDriver, LeaseTry, Owner, Renewal};
 use crate::error::{Error, ErrorKind, Result};
+use crate::inspect::Kind;
 use crate::key::Key;
 use crate::lease::{Lease, LeaseGuard, LeaseHold};
 use crate::lost::{LossReason, LossSignal};
 use crate::named::{LockGuard, LockHold, lost_error};
+use crate::observe::{Name, Observer, RenewalEnd, TARGET};
 use crate::options::{Deadline, LeaseOptions};
 use crate::token::FencingToken;
 
@@ -42,6 +45,8 @@ struct Inner<D: LeaseDriver> {
     /// Shared with the hub, which reports changes of held leases to it.
     heart: Arc<OnceLock<Heart>>,
     hub: Arc<WakeHub>,
+    leases: Observer,
+    locks: Observer,
 }
 
 /// What the two sides of a held lease share: the guard and the heartbeat.
@@ -110,7 +115,15 @@ impl<D: LeaseDriver> LeaseEngine<D> {
                 heart.tell(Beat::Check(wake_id)); // no heartbeat left: nothing is held
             }
         });
-        Self(Arc::new(Inner { driver: Arc::new(driver), gate: Gate::new(), heart, hub }))
+        let backend = driver.backend();
+        Self(Arc::new(Inner {
+            driver: Arc::new(driver),
+            gate: Gate::new(),
+            heart,
+            hub,
+            leases: Observer::new(backend, Kind::Lease),
+            locks: Observer::new(backend, Kind::Lock),
+        }))
     }
 
     /// The driver.
@@ -127,9 +140,11 @@ impl<D: LeaseDriver> LeaseEngine<D> {
     /// # Cancel safety
     /// As [`Lease::lease`].
     pub async fn lock(&self, key: &Key, opts: LeaseOptions) -> Result<Option<LockGuard>> {
-        let acquired = Inner::acquire(&self.0, key, opts).await;
-        let guard = acquired.map_err(|error| error.at(self.0.driver.backend(), "lock").on(key))?;
-        Ok(guard.map(LeaseGuard::into_lock_guard))
+        let Inner { driver, locks, .. } = &*self.0;
+        let call = locks.call(Name::Key(key));
+        let acquired = Inner::acquire(&self.0, key, opts, locks).instrument(call.span()).await;
+        let guard = acquired.map(|guard| guard.map(LeaseGuard::into_lock_guard));
+        call.end(guard.map_err(|error| error.at(driver.backend(), "lock").on(key)))
     }
 
     /// Loses and frees all leases of the handle, and ends it.
@@ -157,6 +172,7 @@ impl<D: LeaseDriver> Inner<D> {
         inner: &Arc<Self>,
         key: &Key,
         opts: LeaseOptions,
+        observer: &Observer,
     ) -> Result<Option<LeaseGuard>> {
         opts.check()?;
         if inner.heart().is_closed() {
@@ -167,7 +183,14 @@ impl<D: LeaseDriver> Inner<D> {
             inner.hub.start(&inner.driver);
         }
         let deadline = Deadline::after(opts.wait);
-        let Some(mut permit) = inner.gate.acquire(key, deadline).await else {
+        let mut waits = false;
+        let mut begins_to_wait = || {
+            if !std::mem::replace(&mut waits, true) {
+                observer.waiting(Name::Key(key));
+            }
+        };
+        let acquired = inner.gate.acquire(key, deadline, &mut begins_to_wait).await;
+        let Some(mut permit) = acquired else {
             return Ok(None);
         };
         // one owner for all tries: one whose answer was lost is recognised by the next
@@ -176,8 +199,8 @@ impl<D: LeaseDriver> Inner<D> {
         let mut registration = None;
         let mut backoff = Backoff::new(Duration::from_millis(20), limits.max_poll);
         loop {
-            let waits = registration.is_some();
-            let attempt = Self::attempt(inner.clone(), key.clone(), opts, owner, waits, permit);
+            let again = registration.is_some();
+            let attempt = Self::attempt(inner.clone(), key.clone(), opts, owner, again, permit);
             let pause = match GoesOn::new(attempt, &Handle::current()).await {
                 Outcome::Acquired(guard) => {
                     if let Some(orphan) = &mut orphan {
@@ -193,6 +216,7 @@ impl<D: LeaseDriver> Inner<D> {
                 }
                 Outcome::Busy(back, expires_in) => {
                     permit = back;
+                    begins_to_wait();
                     if registration.is_none() {
                         // look once more: it may have been freed before the registration
                         registration = Some(inner.hub.register(inner.driver.wake_id(key)));
@@ -367,11 +391,21 @@ impl<D: LeaseDriver> LeaseHold for Hold<D> {
             let limit = (*ttl / 2).min(driver.limits().answer);
             let sent = Instant::now();
             let renewals = [renewal];
-            let ours = asked(limit, || driver.renew(&renewals)).await.0?;
-            if ours.first() != Some(&true) {
+            let ours = match asked(limit, || driver.renew(&renewals)).await.0 {
+                Ok(ours) => ours.first() == Some(&true),
+                Err(error) => {
+                    let (backend, kind) = (driver.backend(), Kind::Lease.as_str());
+                    tracing::warn!(target: TARGET, backend, kind, %key, %error, "renewal failed");
+                    record.signal.renewed(RenewalEnd::Error);
+                    return Err(error);
+                }
+            };
+            if !ours {
+                record.signal.renewed(RenewalEnd::Lost);
                 record.signal.lose(LossReason::Taken);
                 return Ok(false);
             }
+            record.signal.renewed(RenewalEnd::Renewed);
             Ok(record.signal.extend(local_deadline(sent, *ttl)))
         });
         let renewed = task.await.unwrap_or_else(|_| Err(closed()));
@@ -444,7 +478,9 @@ impl LeaseGuard {
 #[async_trait]
 impl<D: LeaseDriver> Lease for LeaseEngine<D> {
     async fn lease(&self, key: &Key, opts: LeaseOptions) -> Result<Option<LeaseGuard>> {
-        let acquired = Inner::acquire(&self.0, key, opts).await;
-        acquired.map_err(|error| error.at(self.0.driver.backend(), "lease").on(key))
+        let Inner { driver, leases, .. } = &*self.0;
+        let call = leases.call(Name::Key(key));
+        let acquired = Inner::acquire(&self.0, key, opts, leases).instrument(call.span()).await;
+        call.end(acquired.map_err(|error| error.at(driver.backend(), "lease").on(key)))
     }
 }

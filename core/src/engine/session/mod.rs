@@ -12,15 +12,18 @@ use std::time::Duration;
 use async_trait::async_trait;
 use tokio::sync::{mpsc, oneshot, watch};
 use tokio::time::Instant;
+use tracing::{Instrument, Span};
 
 use self::waiters::Waiters;
 use super::closed;
 use super::gate::{Entry, Gate, Permit, Waiter};
 use crate::backend::{SessionDriver, SessionId, SessionLimits};
 use crate::error::{Error, ErrorKind, Result};
+use crate::inspect::Kind;
 use crate::key::Key;
 use crate::lost::LossReason;
 use crate::named::{LockGuard, LockHold, NamedLock, lost_error};
+use crate::observe::{Name, Observer};
 use crate::options::{Deadline, LockOptions};
 use crate::token::FencingToken;
 
@@ -32,6 +35,10 @@ use crate::token::FencingToken;
 /// granted it, since a session's lock cannot be moved to another session; past their number the
 /// engine polls with jitter. Callers of one process queue locally per key; a release may hand the
 /// lock to the next of them a bounded number of times before other processes get their turn.
+///
+/// Where [`SessionLimits::max_per_session`] bounds what a session holds, the main session passes
+/// what it has no room for on to a further one, which may do the same; a further session is closed
+/// when it has held nothing for [`SessionLimits::waiter_idle`].
 ///
 /// When the store ends a session, every guard on it is lost at once; a silent network is noticed
 /// within `keepalive + answer` of its [`SessionLimits`]. The engine then reconnects.
@@ -53,6 +60,7 @@ struct Shared<D: SessionDriver> {
     down: AtomicBool,
     ending: watch::Sender<Ending>,
     workers: watch::Sender<usize>,
+    observer: Observer,
 }
 
 /// Whether the workers go on.
@@ -91,11 +99,22 @@ struct Request<D: SessionDriver> {
     main: mpsc::UnboundedSender<Command<D>>,
     /// How often it was put off.
     attempts: u32,
+    /// That of the call.
+    span: Span,
+    /// The call's wait has been told.
+    waits: bool,
 }
 
 impl<D: SessionDriver> Request<D> {
     fn is_gone(&self) -> bool {
         self.reply.is_closed()
+    }
+
+    /// It is not granted at once.
+    fn waits(&mut self, observer: &Observer) {
+        if !std::mem::replace(&mut self.waits, true) {
+            self.span.in_scope(|| observer.waiting(Name::Key(&self.key)));
+        }
     }
 
     fn answer(self, answer: Result<Option<LockGuard>>) {
@@ -106,7 +125,8 @@ impl<D: SessionDriver> Request<D> {
 
 impl<D: SessionDriver> Waiter for Request<D> {
     type Id = D::Id;
-    fn turn(self, permit: Permit<Self>) -> Result<(), Permit<Self>> {
+    fn turn(mut self, permit: Permit<Self>) -> Result<(), Permit<Self>> {
+        self.waits = true; // told when it queued
         if self.is_gone() {
             return Err(permit);
         }
@@ -121,6 +141,7 @@ impl<D: SessionDriver> SessionEngine<D> {
     /// An engine over `driver`. It starts its tasks on the runtime of the first acquisition.
     pub fn new(driver: D) -> Self {
         let limits = driver.limits();
+        let observer = Observer::new(driver.backend(), Kind::Lock);
         let shared = Arc::new(Shared {
             driver,
             limits,
@@ -130,6 +151,7 @@ impl<D: SessionDriver> SessionEngine<D> {
             down: AtomicBool::new(false),
             ending: watch::Sender::new(Ending::No),
             workers: watch::Sender::new(0),
+            observer,
         });
         Self { shared, main: OnceLock::new() }
     }
@@ -168,6 +190,8 @@ impl<D: SessionDriver> SessionEngine<D> {
             reply,
             main: self.main().clone(),
             attempts: 0,
+            span: Span::current(),
+            waits: false,
         };
         let id = request.id.clone();
         let given_up = match self.shared.gate.enter(&id, request, !deadline.has_passed()) {
@@ -176,11 +200,14 @@ impl<D: SessionDriver> SessionEngine<D> {
                 self.main().send(Command::Acquire(permit, request)).map_err(|_| closed())?;
                 false
             }
-            Entry::Queued(place) => tokio::select! {
-                biased;
-                answer = &mut answer => return answer.unwrap_or_else(|_| Err(closed())),
-                () = deadline.passed() => place.leave(),
-            },
+            Entry::Queued(place) => {
+                self.shared.observer.waiting(Name::Key(key));
+                tokio::select! {
+                    biased;
+                    answer = &mut answer => return answer.unwrap_or_else(|_| Err(closed())),
+                    () = deadline.passed() => place.leave(),
+                }
+            }
         };
         if !given_up {
             return answer.await.unwrap_or_else(|_| Err(closed()));
@@ -207,8 +234,9 @@ impl<D: SessionDriver> Drop for SessionEngine<D> {
 #[async_trait]
 impl<D: SessionDriver> NamedLock for SessionEngine<D> {
     async fn lock(&self, key: &Key, opts: LockOptions) -> Result<Option<LockGuard>> {
-        let acquired = self.acquire(key, opts).await;
-        acquired.map_err(|error| error.at(self.shared.driver.backend(), "lock").on(key))
+        let call = self.shared.observer.call(Name::Key(key));
+        let acquired = self.acquire(key, opts).instrument(call.span()).await;
+        call.end(acquired.map_err(|error| error.at(self.shared.driver.backend(), "lock").on(key)))
     }
 }
 

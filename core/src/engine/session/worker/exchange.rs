@@ -90,7 +90,7 @@ impl<D: SessionDriver> Worker<D> {
         }
     }
 
-    /// The main session tries; a waiter was sent a request because a try has failed.
+    /// A session that holds tries; a waiter was sent a request because a try has failed.
     fn try_or_wait(&mut self, permit: Permit<Request<D>>, request: Request<D>, plan: &mut Plan<D>) {
         if self.role == Role::Waiter {
             if self.held.is_empty() {
@@ -100,12 +100,8 @@ impl<D: SessionDriver> Worker<D> {
             }
             return;
         }
-        let max_held = self.shared.limits.max_held;
-        if self.held.len() + plan.tries.len() >= max_held {
-            let detail = format!(
-                "this handle holds {max_held} locks, its limit: raise it if the store has room"
-            );
-            request.answer(Err(Error::new(ErrorKind::Exhausted, detail)));
+        if self.held.len() + plan.tries.len() >= self.room.here {
+            self.pass_on(permit, request);
             return;
         }
         plan.batch.tries.push(request.id.clone());
@@ -207,9 +203,10 @@ impl<D: SessionDriver> Worker<D> {
                 Try::Granted(token) => self.grant(permit, request, token, 0, *heard),
                 Try::Refused(error) => request.answer(Err(error)),
                 Try::Busy => {
-                    if let Some(request) = live_within(&permit, Some(request)) {
+                    if let Some(mut request) = live_within(&permit, Some(request)) {
+                        request.waits(&self.shared.observer);
                         match self.role {
-                            Role::Main => dispatch(&self.shared, permit, request),
+                            Role::Main | Role::Further => dispatch(&self.shared, permit, request),
                             Role::Waiter => self.queued.push((permit, request)),
                         }
                     }

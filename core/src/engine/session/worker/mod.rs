@@ -1,6 +1,8 @@
-//! The task that owns a session: the main one, which holds locks, or one that also waits.
+//! The task that owns a session: the main one, which holds locks, a further one, which holds those
+//! that the one before has no room for, or one that also waits.
 
 mod exchange;
+mod further;
 mod wait;
 
 use std::collections::HashMap;
@@ -12,6 +14,7 @@ use tokio::sync::{mpsc, watch};
 use tokio::time::{Instant, sleep_until};
 
 use self::exchange::Plan;
+use self::further::Room;
 use super::super::backoff::Backoff;
 use super::super::gate::Permit;
 use super::super::limited;
@@ -19,17 +22,32 @@ use super::waiters::later;
 use super::{Command, Ending, Pulse, Request, Shared};
 use crate::backend::{Session, SessionDriver, SessionId};
 use crate::error::{Error, ErrorKind, Result};
+use crate::inspect::Kind;
 use crate::lost::{LossReason, LossSignal};
+use crate::observe::TARGET;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Role {
     Main,
+    Further,
     Waiter,
+}
+
+impl Role {
+    fn as_str(self) -> &'static str {
+        match self {
+            Self::Main => "main",
+            Self::Further => "further",
+            Self::Waiter => "waiter",
+        }
+    }
 }
 
 struct Worker<D: SessionDriver> {
     shared: Arc<Shared<D>>,
     role: Role,
+    /// What it may hold, and the worker of what goes beyond.
+    room: Room<D>,
     commands: mpsc::UnboundedReceiver<Command<D>>,
     own: Own<D>,
     ending: watch::Receiver<Ending>,
@@ -41,17 +59,18 @@ struct Worker<D: SessionDriver> {
     pulse: Arc<Pulse>,
 }
 
-/// The worker's own sender, for guards. The main worker's is weak, so that it ends when engine and
-/// guards are gone; a waiter ends when it is idle for long, or the engine is gone.
+/// The worker's own sender, for guards. That of the main worker and the further ones is weak, so
+/// that each ends when whoever passes it requests and its guards are gone; a waiter ends when it is
+/// idle for long, or the engine is gone.
 enum Own<D: SessionDriver> {
-    Main(mpsc::WeakUnboundedSender<Command<D>>),
+    Holder(mpsc::WeakUnboundedSender<Command<D>>),
     Waiter(mpsc::UnboundedSender<Command<D>>),
 }
 
 impl<D: SessionDriver> Own<D> {
     fn upgrade(&self) -> Option<mpsc::UnboundedSender<Command<D>>> {
         match self {
-            Self::Main(sender) => sender.upgrade(),
+            Self::Holder(sender) => sender.upgrade(),
             Self::Waiter(sender) => Some(sender.clone()),
         }
     }
@@ -82,6 +101,8 @@ enum End {
     Lost(LossReason, Error),
     /// A wait that nobody waits for any more was cut short.
     Abandoned,
+    /// A further session has held nothing for long.
+    Idle,
     /// Nobody needs the worker any more.
     Done,
 }
@@ -89,26 +110,29 @@ enum End {
 pub(super) fn start_main<D: SessionDriver>(
     shared: &Arc<Shared<D>>,
 ) -> mpsc::UnboundedSender<Command<D>> {
-    start(shared, Role::Main)
+    start(shared, Role::Main, shared.limits.max_held)
 }
 
 pub(super) fn start_waiter<D: SessionDriver>(
     shared: &Arc<Shared<D>>,
 ) -> mpsc::UnboundedSender<Command<D>> {
-    start(shared, Role::Waiter)
+    start(shared, Role::Waiter, 0)
 }
 
+/// `most` is what it and those beyond it may hold.
 fn start<D: SessionDriver>(
     shared: &Arc<Shared<D>>,
     role: Role,
+    most: usize,
 ) -> mpsc::UnboundedSender<Command<D>> {
     let (sender, commands) = mpsc::unbounded_channel();
     let worker = Worker {
         shared: shared.clone(),
         role,
+        room: Room::new(shared.limits.max_per_session, most),
         commands,
         own: match role {
-            Role::Main => Own::Main(sender.downgrade()),
+            Role::Main | Role::Further => Own::Holder(sender.downgrade()),
             Role::Waiter => Own::Waiter(sender.clone()),
         },
         ending: shared.ending.subscribe(),
@@ -122,6 +146,7 @@ fn start<D: SessionDriver>(
     tokio::spawn(async move {
         match role {
             Role::Main => worker.run_main().await,
+            Role::Further => worker.run_further().await,
             Role::Waiter => worker.run_waiter().await,
         }
     });
@@ -131,7 +156,7 @@ fn start<D: SessionDriver>(
 /// However a worker ends (also by a panic, or with its runtime), its guards hear of it.
 impl<D: SessionDriver> Drop for Worker<D> {
     fn drop(&mut self) {
-        self.lose_all(LossReason::SessionEnded, &super::closed());
+        self.lose_all(LossReason::SessionEnded);
         if self.role == Role::Waiter {
             self.shared.waiters.ended();
         }
@@ -148,8 +173,8 @@ impl<D: SessionDriver> Worker<D> {
         self.take_while_down(first);
         while let Some(mut session) = self.connect().await {
             match self.serve(&mut session).await {
-                End::Lost(reason, error) => self.lose_all(reason, &error),
-                End::Abandoned | End::Done => {
+                End::Lost(reason, error) => self.session_lost(session.id(), reason, &error),
+                End::Abandoned | End::Idle | End::Done => {
                     self.end(session).await;
                     return;
                 }
@@ -166,14 +191,14 @@ impl<D: SessionDriver> Worker<D> {
         let mut session = match self.open().await {
             Ok(session) => session,
             Err(error) => {
-                tracing::debug!(%error, "no session to wait with");
+                self.no_session(&error);
                 return self.hand_back();
             }
         };
         match self.serve(&mut session).await {
-            End::Lost(reason, error) => self.lose_all(reason, &error),
+            End::Lost(reason, error) => self.session_lost(session.id(), reason, &error),
             End::Abandoned => {}
-            End::Done => return self.end(session).await,
+            End::Idle | End::Done => return self.end(session).await,
         }
         self.hand_back();
     }
@@ -193,7 +218,7 @@ impl<D: SessionDriver> Worker<D> {
     }
 
     async fn end(&mut self, session: D::Session) {
-        self.lose_all(LossReason::Closed, &super::closed());
+        self.lose_all(LossReason::Closed);
         self.queued.clear();
         let answer = self.shared.limits.answer;
         drop(tokio::time::timeout(answer, session.close()).await); // silence ends it as well
@@ -224,13 +249,13 @@ impl<D: SessionDriver> Worker<D> {
             let opened = self.meanwhile(opening, last_error.as_ref()).await?;
             let error = match opened {
                 Ok(session) => {
-                    self.shared.down.store(false, Ordering::Relaxed);
+                    self.tell_down(false);
                     return Some(session);
                 }
                 Err(error) => error,
             };
-            tracing::warn!(backend = shared.driver.backend(), %error, "no session with the store");
-            self.shared.down.store(true, Ordering::Relaxed);
+            self.no_session(&error);
+            self.tell_down(true);
             if error.is_retryable() {
                 self.give_up_late(&error);
                 let pause = tokio::time::sleep(backoff.next());
@@ -244,6 +269,12 @@ impl<D: SessionDriver> Worker<D> {
                 self.take_while_down(command);
             }
             last_error = Some(error);
+        }
+    }
+
+    fn tell_down(&self, down: bool) {
+        if self.role == Role::Main {
+            self.shared.down.store(down, Ordering::Relaxed);
         }
     }
 
@@ -295,11 +326,29 @@ impl<D: SessionDriver> Worker<D> {
         }
     }
 
-    fn lose_all(&mut self, reason: LossReason, error: &Error) {
-        let (backend, locks) = (self.shared.driver.backend(), self.held.len());
-        if locks > 0 && reason != LossReason::Closed {
-            tracing::warn!(backend, locks, %error, "session lost, and with it its locks");
+    fn session_opened(&self, session: SessionId) {
+        let (backend, kind) = (self.shared.driver.backend(), Kind::Lock.as_str());
+        let role = self.role.as_str();
+        tracing::debug!(target: TARGET, backend, kind, session, role, "session opened");
+    }
+
+    fn no_session(&self, error: &Error) {
+        let (backend, kind) = (self.shared.driver.backend(), Kind::Lock.as_str());
+        tracing::warn!(target: TARGET, backend, kind, %error, "no session");
+    }
+
+    fn session_lost(&mut self, session: SessionId, reason: LossReason, error: &Error) {
+        let (backend, kind) = (self.shared.driver.backend(), Kind::Lock.as_str());
+        let (role, locks) = (self.role.as_str(), self.held.len());
+        if locks > 0 {
+            tracing::warn!(target: TARGET, backend, kind, session, role, locks, %error, "session lost");
+        } else {
+            tracing::debug!(target: TARGET, backend, kind, session, role, locks, %error, "session lost");
         }
+        self.lose_all(reason);
+    }
+
+    fn lose_all(&mut self, reason: LossReason) {
         for held in self.held.values() {
             held.signal.lose(reason);
         }
@@ -310,6 +359,7 @@ impl<D: SessionDriver> Worker<D> {
     // --- with a session ----------------------------------------------------------------------
 
     async fn serve(&mut self, session: &mut D::Session) -> End {
+        self.session_opened(session.id());
         let limits = self.shared.limits;
         let mut heard = Instant::now();
         self.pulse.extend(heard + limits.keepalive + limits.answer);
@@ -322,7 +372,9 @@ impl<D: SessionDriver> Worker<D> {
                     let Some(own) = self.own.upgrade() else {
                         return End::Done;
                     };
-                    self.shared.waiters.rest(own);
+                    if self.role == Role::Waiter {
+                        self.shared.waiters.rest(own);
+                    }
                     rest = Rest::Since(Instant::now());
                 }
                 let tired = async {
@@ -355,6 +407,7 @@ impl<D: SessionDriver> Worker<D> {
                         }
                     }
                     () = tired => match self.own.upgrade() {
+                        _ if self.role == Role::Further => return End::Idle,
                         Some(own) if !self.shared.waiters.retire(&own) => rest = Rest::Called,
                         _ => return End::Done,
                     }

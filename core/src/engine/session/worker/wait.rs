@@ -91,9 +91,14 @@ pub(super) fn live<D: SessionDriver>(
     permit: &Permit<Request<D>>,
     request: Option<Request<D>>,
 ) -> Option<Request<D>> {
-    let mut request = request.or_else(|| permit.next())?;
+    let next = || {
+        let mut request = permit.next()?;
+        request.waits = true; // told when it queued
+        Some(request)
+    };
+    let mut request = request.or_else(next)?;
     while request.is_gone() {
-        request = permit.next()?;
+        request = next()?;
     }
     Some(request)
 }

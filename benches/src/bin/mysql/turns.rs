@@ -1,0 +1,162 @@
+//! Measuring two sides that take turns.
+//!
+//! On a small machine most of a round trip is waking up the other side's core, and whether that is
+//! needed is a matter of where the scheduler put a connection's two ends: they may stay on one core
+//! for seconds (a third of the time of two cores), so that the same statements differ threefold
+//! between two connections. So what is timed one by one has its client on one core and the server
+//! on another, as if they were two machines; the sides take turns of a few; and the CPU time of
+//! client and server, which does not depend on any of that, is printed as well.
+
+use std::fs;
+use std::process::Command;
+use std::time::Duration;
+
+/// Turns that only warm up.
+const WARM_UP: usize = 3;
+
+/// Nanoseconds on a CPU.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Cpu {
+    pub(crate) client: u64,
+    pub(crate) server: u64,
+}
+
+/// Reads the CPU times of this process and of a server.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Meter {
+    pub(crate) server: Option<u32>,
+}
+
+impl Meter {
+    /// Zero where the system does not tell.
+    pub(crate) fn read(self) -> Cpu {
+        let server = self.server.map_or(0, |pid| on_cpu(&pid.to_string()));
+        Cpu { client: on_cpu("self"), server }
+    }
+
+    /// The client on the first core, the server on the second; says whether that could be done.
+    pub(crate) fn pin(self) -> bool {
+        let own = pinned("0", std::process::id());
+        own && self.server.is_some_and(|pid| pinned("1", pid))
+    }
+
+    /// Both on any core.
+    pub(crate) fn unpin(self) {
+        for pid in self.server.into_iter().chain([std::process::id()]) {
+            pinned("0-", pid);
+        }
+    }
+}
+
+/// All threads of a process.
+fn pinned(cores: &str, pid: u32) -> bool {
+    let last = std::thread::available_parallelism().map_or(1, usize::from);
+    // the list of all cores
+    let cores = if cores == "0-" { format!("0-{}", online().max(last) - 1) } else { cores.into() };
+    let output =
+        Command::new("taskset").args(["-a", "-c", "-p", &cores, &pid.to_string()]).output();
+    output.is_ok_and(|output| output.status.success())
+}
+
+fn online() -> usize {
+    let text = fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
+    text.lines().filter(|line| line.starts_with("processor")).count()
+}
+
+/// All threads that live; what an ended one used is not in it.
+fn on_cpu(process: &str) -> u64 {
+    let Ok(tasks) = fs::read_dir(format!("/proc/{process}/task")) else {
+        return 0;
+    };
+    let time = |task: fs::DirEntry| -> Option<u64> {
+        let text = fs::read_to_string(task.path().join("schedstat")).ok()?;
+        text.split_whitespace().next()?.parse().ok()
+    };
+    tasks.flatten().filter_map(time).sum()
+}
+
+/// What one side did.
+#[derive(Debug, Default)]
+struct Side {
+    /// The median of each turn, in microseconds.
+    turns: Vec<f64>,
+    runs: usize,
+    cpu: Cpu,
+}
+
+/// Two sides.
+#[derive(Debug, Default)]
+pub(crate) struct Both {
+    ours: Side,
+    raw: Side,
+}
+
+impl Both {
+    /// Adds a turn: its times, and the CPU times before and after.
+    pub(crate) fn add(
+        &mut self,
+        round: usize,
+        ours: bool,
+        mut times: Vec<Duration>,
+        cpu: [Cpu; 2],
+    ) {
+        if round < WARM_UP {
+            return;
+        }
+        let side = if ours { &mut self.ours } else { &mut self.raw };
+        times.sort_unstable();
+        side.turns.push(times[times.len() / 2].as_secs_f64() * 1e6);
+        side.runs += times.len();
+        side.cpu.client += cpu[1].client.saturating_sub(cpu[0].client);
+        side.cpu.server += cpu[1].server.saturating_sub(cpu[0].server);
+    }
+
+    /// A line: the medians of the turns with the quartiles, the CPU time of client and server, and
+    /// the median and quartiles of the ratios of neighbouring turns.
+    pub(crate) fn print(&self, what: &str, bound: &str) {
+        self.print_many(what, bound, 1);
+    }
+
+    /// As [`print`](Self::print), where a run was of so many, and its time that of one.
+    pub(crate) fn print_many(&self, what: &str, bound: &str, many: usize) {
+        let ratios = self.ours.turns.iter().zip(&self.raw.turns).map(|(ours, raw)| ours / raw);
+        let [low, ratio, high] = quartiles(ratios.collect());
+        println!("  {what}: ratio {ratio:.2} [{low:.2} .. {high:.2}] ({bound})");
+        for (name, side) in [("ours", &self.ours), ("raw ", &self.raw)] {
+            let [low, half, high] = quartiles(side.turns.clone());
+            let each = |time: u64| time as f64 / 1e3 / (side.runs * many) as f64;
+            let (client, server) = (each(side.cpu.client), each(side.cpu.server));
+            println!(
+                "      {name} {half:7.1} us [{low:.1} .. {high:.1}] in {} turns, \
+                 CPU {client:.1} us here and {server:.1} us on the server",
+                side.turns.len()
+            );
+        }
+    }
+}
+
+/// The quartiles.
+pub(crate) fn quartiles(mut numbers: Vec<f64>) -> [f64; 3] {
+    numbers.sort_unstable_by(f64::total_cmp);
+    [1, 2, 3].map(|quarter| numbers[(numbers.len() - 1) * quarter / 4])
+}
+
+/// Has two blocks take turns of so many runs each, who begins changing; each gives what it took.
+macro_rules! turns {
+    ($meter:expr, $turns:expr, $runs:expr, ours $ours:block raw $raw:block) => {{
+        let mut both = $crate::turns::Both::default();
+        for round in 0..$turns {
+            for ours in [round % 2 == 0, round % 2 == 1] {
+                let before = $meter.read();
+                let mut times = Vec::with_capacity($runs);
+                for _ in 0..$runs {
+                    let time = if ours { $ours } else { $raw };
+                    times.push(time);
+                }
+                both.add(round, ours, times, [before, $meter.read()]);
+            }
+        }
+        both
+    }};
+}
+pub(crate) use turns;

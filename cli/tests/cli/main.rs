@@ -1,0 +1,12 @@
+//! The command, as processes on real servers.
+
+mod doctor;
+mod help;
+mod json;
+mod loss;
+mod run;
+mod secrets;
+mod signals;
+mod support;
+mod terminal;
+mod verify;
