@@ -60,7 +60,8 @@ async fn check_one(
                     "the server{at} is {version}, it must be {OLDEST}.0 or later"
                 ));
             }
-            if !clustered && said("redis_mode") == "cluster" {
+            // Valkey calls the mode by another name than Redis
+            if !clustered && said("cluster_enabled") == "1" {
                 return unsupported(
                     "the server is part of a cluster: connect to redis-cluster://".to_owned(),
                 );

@@ -38,7 +38,6 @@ pub(crate) struct Keyspace {
 #[derive(Clone, Debug)]
 struct Shared {
     last: Value,
-    marks: Value,
     channel: Value,
 }
 
@@ -74,7 +73,7 @@ impl Keyspace {
                 _ => escaped.push(c),
             }
         }
-        let none = Shared { last: Value::Null, marks: Value::Null, channel: Value::Null };
+        let none = Shared { last: Value::Null, channel: Value::Null };
         let mut keys = Self {
             prefix: format!("leasehold:{escaped}:"),
             claim_tag: tag.clone().unwrap_or(escaped),
@@ -86,7 +85,6 @@ impl Keyspace {
         let tag = &keys.claim_tag;
         keys.shared = Shared {
             last: keys.named(tag, "last", Kind::Lease.as_str()).into(),
-            marks: keys.named(tag, "gone", "").into(),
             channel: keys.channel(tag).into(),
         };
         Ok(keys)
@@ -159,11 +157,6 @@ impl Keyspace {
     pub(crate) fn mark(&self, tag: &str, owner: Owner) -> Value {
         let tag = if self.clustered { tag } else { &self.claim_tag };
         self.named(tag, "gone", &self.owner(owner)).into()
-    }
-
-    /// What the marks of a slot begin with, up to the owner.
-    pub(crate) fn marks(&self, tag: &str) -> Value {
-        if self.clustered { self.named(tag, "gone", "").into() } else { self.shared.marks.clone() }
     }
 
     /// The channel on which the news of a slot are published.
@@ -254,13 +247,11 @@ fn hash<'a>(parts: impl Iterator<Item = &'a [u8]>) -> u64 {
 
 fn hex(owner: Owner) -> String {
     const DIGITS: &[u8; 16] = b"0123456789abcdef";
-    owner
-        .0
-        .to_be_bytes()
-        .iter()
-        .flat_map(|byte| [byte >> 4, byte & 15])
-        .map(|digit| char::from(DIGITS[usize::from(digit)]))
-        .collect()
+    let mut text = String::with_capacity(32);
+    for byte in owner.0.to_be_bytes() {
+        text.extend([byte >> 4, byte & 15].map(|digit| char::from(DIGITS[usize::from(digit)])));
+    }
+    text
 }
 
 /// A time in whole milliseconds, rounded up: never zero, never shorter than asked for.
@@ -288,9 +279,9 @@ mod tests {
             assert_eq!(wanted, slot(&format!("{{{}}}", place.tag)), "{name}");
             let owner = Owner::fresh();
             let mark = keys.mark(&place.tag, owner).into_string().unwrap();
-            let marks = keys.marks(&place.tag).into_string().unwrap();
-            assert_eq!(mark, marks + &keys.owner(owner), "the scripts put it together like this");
             let last = keys.last_lease(&place.tag).into_string().unwrap();
+            let made = last.replace("last:lease", &format!("gone:{}", keys.owner(owner)));
+            assert_eq!(mark, made, "the scripts put it together like this");
             let others = keys.last(Kind::Dedupe, &place.tag).into_string().unwrap();
             for helper in [mark, last, others] {
                 assert_eq!(slot(&helper), wanted, "{helper}");

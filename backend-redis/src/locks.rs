@@ -36,10 +36,9 @@ impl Conn {
         };
         let words = || {
             let mut keys = Vec::with_capacity(1 + wanted.len());
-            let mut args = Vec::with_capacity(2 + 2 * wanted.len());
+            let mut args = Vec::with_capacity(1 + 2 * wanted.len());
             keys.push(self.keys.last_lease(&first.place.tag));
             args.push(millis(KEEP_LAST));
-            args.push(self.keys.marks(&first.place.tag));
             for Wanted { place, owner, ttl } in wanted {
                 keys.push(Value::from(place.name.as_str()));
                 args.push(self.keys.owner(*owner).into());
@@ -159,10 +158,9 @@ impl Conn {
         };
         let words = || {
             let mut keys = Vec::with_capacity(1 + held.len());
-            let mut args = Vec::with_capacity(4 + 2 * held.len());
+            let mut args = Vec::with_capacity(3 + 2 * held.len());
             keys.push(self.keys.last_lease(&first.tag));
             args.push(mark.map_or(Value::Integer(0), millis));
-            args.push(self.keys.marks(&first.tag));
             args.push(self.keys.publish());
             args.push(self.keys.channel_word(&first.tag));
             for Held { place, owner } in held {

@@ -45,6 +45,8 @@ struct Shared {
     ready: watch::Sender<bool>,
     /// Who waits for a claim, by what its news are called.
     waiting: Mutex<HashMap<u64, Vec<Arc<Notify>>>>,
+    /// Whether anybody does: else no message wakes the task, which would slow the engines' waiters.
+    claimants: watch::Sender<bool>,
     /// In a cluster: the channels of the slots that somebody waits for.
     channels: Mutex<BTreeSet<String>>,
     wanted: mpsc::UnboundedSender<String>,
@@ -65,6 +67,7 @@ impl Wakes {
             open: Mutex::new(None),
             ready: watch::Sender::new(false),
             waiting: Mutex::default(),
+            claimants: watch::Sender::new(false),
             channels: Mutex::default(),
             wanted,
             unread: Mutex::new(Some(unread)),
@@ -136,6 +139,7 @@ impl Wakes {
         for id in &ids {
             waiting.entry(*id).or_default().push(notify.clone());
         }
+        self.0.claimants.send_if_modified(|any| !std::mem::replace(any, !waiting.is_empty()));
         drop(waiting);
         Registration { shared: self.0.clone(), ids, notify }
     }
@@ -179,6 +183,9 @@ impl Drop for Registration {
                     waiting.remove(id);
                 }
             }
+        }
+        if waiting.is_empty() {
+            self.shared.claimants.send_if_modified(|any| std::mem::replace(any, false));
         }
     }
 }
@@ -249,7 +256,9 @@ async fn subscribe(
     let connection = template.connection_config().clone();
     let client =
         Client::new(template.client_config(), Some(performance), Some(connection), Some(policy));
-    let mut messages = client.message_rx();
+    let mut claimants = shared.claimants.subscribe();
+    claimants.mark_changed();
+    let mut messages: Option<broadcast::Receiver<Message>> = None;
     let mut events = client.keyspace_event_rx();
     let mut reconnects = client.reconnect_rx();
     let mut changes = client.cluster_change_rx();
@@ -268,7 +277,18 @@ async fn subscribe(
     keepalive.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
     loop {
         tokio::select! {
-            message = messages.recv() => match message {
+            // its sender is in `shared`
+            Ok(()) = claimants.changed() => {
+                let any = *claimants.borrow_and_update();
+                if any && messages.is_none() {
+                    messages = Some(client.message_rx());
+                    // what came before is missed
+                    shared.notify(Wake::Missed);
+                } else if !any {
+                    messages = None;
+                }
+            },
+            message = next(&mut messages) => match message {
                 Ok(message) => if let Some(wake) = read(&message) {
                     shared.notify(wake);
                 },
@@ -310,6 +330,15 @@ async fn subscribe(
                 limited(shared, client.ping::<()>(None)).await?;
             }
         }
+    }
+}
+
+async fn next(
+    messages: &mut Option<broadcast::Receiver<Message>>,
+) -> std::result::Result<Message, RecvError> {
+    match messages {
+        Some(messages) => messages.recv().await,
+        None => std::future::pending().await,
     }
 }
 

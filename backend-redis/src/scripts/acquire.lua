@@ -1,14 +1,15 @@
 #!lua
 -- Takes locks, each for itself: the requests of several callers go out together.
 -- KEYS: 1 the last token, 2.. the locks
--- ARGV: 1 how long to keep the last token in ms, 2 what the name of a mark begins with, then for
---       each lock its owner (32 hex digits) and its ttl in ms
+-- ARGV: 1 how long to keep the last token in ms, then for each lock its owner (32 hex digits) and
+--       its ttl in ms
 -- Returns for each lock its token (text), or a number: the ms until its holder expires, below 0 if
 -- that is not known or the request was given up.
 --
 -- A lock is a string "<owner>:<token>", with a "!" at its end once somebody wants it too: its
 -- release is published only then. The last token has behind it "!<µs>" if a request was given up:
--- only until then are there marks to look for.
+-- only until then are there marks to look for. Their names end in "gone:<owner>" where that of the
+-- last token ends in "last:lease".
 --
 -- Each call of the server costs about as much as all else in a round: hence one for the time, one
 -- that reads and writes the last token, and one for each lock.
@@ -33,9 +34,9 @@ end
 
 local answers = {}
 for n = 2, #KEYS do
-  local lock, owner, ttl = KEYS[n], ARGV[2 * n - 1], ARGV[2 * n]
+  local lock, owner, ttl = KEYS[n], ARGV[2 * n - 2], ARGV[2 * n - 1]
   local held, answer = nil, token
-  if gone and call('GET', ARGV[2] .. owner) then
+  if gone and call('GET', sub(KEYS[1], 1, -11) .. 'gone:' .. owner) then
     held = call('GET', lock)
     if not held then answer = -3 end
   else

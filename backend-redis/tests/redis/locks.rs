@@ -141,12 +141,11 @@ async fn a_release_that_overtakes_its_acquisition_wins() {
     let lab = Lab::shared();
     let tag = lab.namespace.as_str();
     let name = |what: &str| format!("leasehold:{tag}:{{{tag}}}:{what}");
-    let (lock, other, last, marks) =
-        (name("lease:x"), name("lease:y"), name("last:lease"), name("gone:"));
+    let (lock, other, last) = (name("lease:x"), name("lease:y"), name("last:lease"));
     let (first, second) = ("1".repeat(32), "2".repeat(32));
     let release = async |owner: &str, mark: &str| {
         let script = include_str!("../../src/scripts/release.lua");
-        let words = ["EVAL", script, "2", &last, &lock, mark, &marks, "PUBLISH", "c", owner, "1"];
+        let words = ["EVAL", script, "2", &last, &lock, mark, "PUBLISH", "c", owner, "1"];
         lab.ask(&words).await
     };
     // two locks in one request: each has an answer of its own
@@ -159,7 +158,6 @@ async fn a_release_that_overtakes_its_acquisition_wins() {
             &lock,
             &other,
             "60000",
-            &marks,
             owner,
             "60000",
             &second,

@@ -44,6 +44,9 @@ impl Heart {
                 return;
             }
             let wakes = table.asleep_until.is_none_or(|until| entry.due < until);
+            if wakes {
+                table.asleep_until = Some(entry.due);
+            }
             table.add(entry);
             wakes
         };
@@ -133,7 +136,7 @@ impl Entry {
 /// The leases and the order in which they are due.
 #[derive(Debug, Default)]
 struct Table {
-    /// When the task looks by itself; none: never.
+    /// When the task looks by itself, or will once it has heard of it; none: never.
     asleep_until: Option<Instant>,
     closed: bool,
     entries: HashMap<Owner, Entry>,
@@ -154,6 +157,16 @@ impl Table {
         self.due.remove(&(entry.due, owner));
         self.by_wake_id.remove(&(entry.wake_id, owner));
         Some(entry)
+    }
+
+    /// When the task should look next: when the first is due, or when one was that is gone. Without
+    /// the latter, who holds leases so briefly that the task finds none would wake it for each.
+    fn next_look(&mut self) -> Option<Instant> {
+        let now = Instant::now();
+        let asked = self.asleep_until.filter(|until| *until > now);
+        let first = self.due.first().map(|(due, _)| *due);
+        self.asleep_until = first.into_iter().chain(asked).min();
+        self.asleep_until
     }
 
     /// Reschedules an entry, whose renewal (if one was under way) has ended.
@@ -267,11 +280,7 @@ async fn heartbeat<D: LeaseDriver>(
     let _attended = Attended(shared.clone());
     let mut renewals: JoinSet<Answer> = JoinSet::new();
     loop {
-        let next = {
-            let mut table = lock(&shared);
-            table.asleep_until = table.due.first().map(|(due, _)| *due);
-            table.asleep_until
-        };
+        let next = lock(&shared).next_look();
         tokio::select! {
             biased;
             beat = beats.recv() => match beat {
@@ -427,6 +436,37 @@ mod tests {
         let mut entry = Entry::new(Arc::new(record), Instant::now(), None, 0);
         entry.due = Instant::now();
         entry
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn leases_that_are_held_briefly_do_not_wake_the_task_each() {
+        let later = || LossSignal::until(Instant::now() + Duration::from_secs(30));
+        let (beats, mut received) = mpsc::unbounded_channel();
+        let heart = Heart { beats, table: Arc::default() };
+        let mut looks = 0;
+        for _ in 0..100 {
+            let mut entry = due_now(&later());
+            entry.due += Duration::from_secs(10);
+            let owner = entry.record.owner;
+            heart.add(entry);
+            heart.remove(owner);
+            // the task comes to it when the lease is gone
+            while received.try_recv().is_ok() {
+                looks += 1;
+            }
+            assert!(lock(&heart.table).next_look().is_some());
+            tokio::time::advance(Duration::from_millis(1)).await;
+        }
+        assert_eq!(looks, 1);
+        let mut sooner = due_now(&later());
+        sooner.due += Duration::from_secs(5);
+        let due = sooner.due;
+        heart.add(sooner);
+        assert!(received.try_recv().is_ok(), "one that is due sooner must wake it");
+        assert_eq!(lock(&heart.table).next_look(), Some(due));
+        tokio::time::advance(Duration::from_secs(11)).await;
+        assert_eq!(lock(&heart.table).next_look(), Some(due), "it is due, and still there");
+        assert_eq!(lock(&heart.table).take_due().renew.len(), 1);
     }
 
     #[tokio::test(start_paused = true)]
