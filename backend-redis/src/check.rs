@@ -13,9 +13,9 @@ use crate::error::{mapped, strange};
 use crate::locks::number;
 
 /// Older servers run scripts without flags, and have no sharded publish.
-const OLDEST: u32 = 7;
+pub(crate) const OLDEST: u32 = 7;
 /// 2025-01-01 in µs since 1970: a clock before it was never set.
-const SANE: u64 = 1_735_689_600_000_000;
+pub(crate) const SANE: u64 = 1_735_689_600_000_000;
 
 /// Refuses a server that cannot keep the promises.
 pub(crate) async fn check(client: &Client, limit: Duration, evicting: bool) -> Result<()> {

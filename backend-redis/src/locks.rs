@@ -9,7 +9,7 @@ use std::time::Duration;
 use crate::batch::{self, Queue, Request};
 use crate::conn::{Conn, Words};
 use crate::error::strange;
-use crate::keys::{KEEP_LAST, KEEP_MARK, Kind, Place, hex, millis};
+use crate::keys::{KEEP_LAST, KEEP_MARK, Kind, Place, millis};
 use crate::script::{ACQUIRE, CLAIM, RELEASE, RENEW};
 
 /// A busy lock without a ttl is somebody else's doing: looked at again after this time.
@@ -41,7 +41,7 @@ impl Conn {
             args.push(millis(KEEP_LAST));
             for Wanted { place, owner, ttl } in wanted {
                 keys.push(Value::from(place.name.as_str()));
-                args.push(hex(*owner).into());
+                args.push(self.keys.owner(*owner).into());
                 args.push(millis(*ttl));
             }
             Words { keys, args }
@@ -73,7 +73,7 @@ impl Conn {
             keys.push(self.keys.last(Kind::Claim, tag));
             keys.push(self.keys.mark(tag, owner));
             keys.extend(places.iter().map(|place| Value::from(place.name.as_str())));
-            let args = vec![hex(owner).into(), millis(ttl), millis(KEEP_LAST)];
+            let args = vec![self.keys.owner(owner).into(), millis(ttl), millis(KEEP_LAST)];
             Words { keys, args }
         };
         let answer = self.call(&CLAIM, first_wake(places), words).await?;
@@ -113,7 +113,7 @@ impl Conn {
             let words = || Words {
                 keys: chosen().map(|(place, ..)| Value::from(place.name.as_str())).collect(),
                 args: chosen()
-                    .flat_map(|(_, owner, ttl)| [hex(*owner).into(), millis(*ttl)])
+                    .flat_map(|(_, owner, ttl)| [self.keys.owner(*owner).into(), millis(*ttl)])
                     .collect(),
             };
             let wake = chosen().next().map_or(0, |(place, ..)| place.wake);
@@ -165,7 +165,7 @@ impl Conn {
             args.push(self.keys.channel_word(&first.tag));
             for Held { place, owner } in held {
                 keys.push(Value::from(place.name.as_str()));
-                args.push(hex(*owner).into());
+                args.push(self.keys.owner(*owner).into());
                 args.push(place.wake.to_string().into());
             }
             Words { keys, args }

@@ -15,11 +15,16 @@ use tokio::sync::broadcast::error::RecvError;
 use tokio::sync::{Notify, broadcast, mpsc, watch};
 use tokio::task::AbortHandle;
 
+use crate::conn::Conn;
 use crate::error::mapped;
+use crate::holder::{connection_name, name_all};
 use crate::keys::Keyspace;
 
 /// Asks the subscription for a sign of life so often.
 const KEEPALIVE: Duration = Duration::from_secs(5);
+
+/// In front of the news of what was taken away by force, so that its holder looks too.
+pub(crate) const TAKEN: char = '!';
 
 /// The subscription, opened when somebody first waits.
 #[derive(Debug)]
@@ -28,6 +33,8 @@ pub(crate) struct Wakes(Arc<Shared>);
 #[derive(Debug)]
 struct Shared {
     template: Client,
+    /// What the connection is called.
+    name: String,
     keys: Keyspace,
     limit: Duration,
     keyspace_events: bool,
@@ -48,17 +55,13 @@ struct Shared {
 }
 
 impl Wakes {
-    pub(crate) fn new(
-        template: &Client,
-        keys: Keyspace,
-        limit: Duration,
-        keyspace_events: bool,
-    ) -> Self {
+    pub(crate) fn new(conn: &Conn, keyspace_events: bool) -> Self {
         let (wanted, unread) = mpsc::unbounded_channel();
         Self(Arc::new(Shared {
-            template: template.clone(),
-            keys,
-            limit,
+            template: conn.clients()[0].clone(),
+            name: connection_name(&conn.settings.holder),
+            keys: conn.keys.clone(),
+            limit: conn.settings.command_limit,
             keyspace_events,
             news: broadcast::Sender::new(4_096),
             open: Mutex::new(None),
@@ -218,8 +221,11 @@ impl Shared {
 
 /// What a message means.
 fn read(message: &Message) -> Option<Wake> {
-    let id = message.value.as_str()?.parse().ok()?;
-    Some(Wake::Released(id))
+    let text = message.value.as_str()?;
+    match text.strip_prefix(TAKEN) {
+        Some(id) => id.parse().ok().map(Wake::Changed),
+        None => text.parse().ok().map(Wake::Released),
+    }
 }
 
 /// A client that is closed when it is dropped.
@@ -261,6 +267,7 @@ async fn subscribe(
     let client = &subscriber.client;
     // the first connection counts as one more
     while reconnects.try_recv().is_ok() {}
+    name_all(client, &shared.name, shared.limit).await;
     all(shared, client).await?;
     *lock(&shared.open) = Some(client.clone());
     shared.ready.send_replace(true);
@@ -304,6 +311,7 @@ async fn subscribe(
             },
             reconnected = reconnects.recv() => match reconnected {
                 Ok(_) | Err(RecvError::Lagged(_)) => {
+                    name_all(client, &shared.name, shared.limit).await;
                     all(shared, client).await?;
                     shared.deliver(Wake::Missed);
                 }
@@ -347,23 +355,10 @@ async fn all(shared: &Shared, client: &Client) -> Result<()> {
     limited(shared, client.subscribe(keys.channel(""))).await?;
     if shared.keyspace_events {
         let database = client.client_config().database.unwrap_or(0);
-        let pattern = format!("__keyspace@{database}__:{}*", glob_escaped(keys.prefix()));
-        limited(shared, client.psubscribe(pattern)).await?;
+        limited(shared, client.psubscribe(keys.events(database))).await?;
     }
     // the client takes a subscription for done when it is sent; this answer comes after it
     limited(shared, client.ping::<()>(None)).await
-}
-
-/// Takes the meaning from what would be a wildcard.
-fn glob_escaped(text: &str) -> String {
-    let mut escaped = String::with_capacity(text.len());
-    for c in text.chars() {
-        if matches!(c, '*' | '?' | '[' | ']' | '\\') {
-            escaped.push('\\');
-        }
-        escaped.push(c);
-    }
-    escaped
 }
 
 async fn limited<T>(

@@ -100,6 +100,8 @@ pub(super) struct Entry {
     /// No automatic renewal after this.
     renew_until: Option<Instant>,
     in_flight: bool,
+    /// News came while it was in flight: it may have been answered before them.
+    check_again: bool,
 }
 
 impl Entry {
@@ -110,7 +112,8 @@ impl Entry {
         wake_id: u64,
     ) -> Self {
         let due = sent + record.ttl / 3;
-        let mut entry = Self { record, wake_id, due, renew_until, in_flight: false };
+        let mut entry =
+            Self { record, wake_id, due, renew_until, in_flight: false, check_again: false };
         entry.set_due(due);
         entry
     }
@@ -173,7 +176,8 @@ impl Table {
         };
         self.due.remove(&(entry.due, owner));
         entry.in_flight = false;
-        entry.set_due(due);
+        let check_again = std::mem::take(&mut entry.check_again);
+        entry.set_due(if check_again { Instant::now() } else { due });
         self.due.insert((entry.due, owner));
     }
 
@@ -188,8 +192,9 @@ impl Table {
             None => self.entries.keys().copied().collect(),
         };
         for owner in owners {
-            if self.entries.get(&owner).is_some_and(|entry| !entry.in_flight) {
-                self.reschedule(owner, Instant::now());
+            match self.entries.get_mut(&owner) {
+                Some(entry) if entry.in_flight => entry.check_again = true,
+                _ => self.reschedule(owner, Instant::now()),
             }
         }
     }
@@ -477,5 +482,24 @@ mod tests {
         assert_eq!(due.over.len(), 1, "the heartbeat would release it a second time");
         assert!(due.over[0].record.signal.reason().is_some());
         assert!(table.entries.is_empty());
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn news_that_come_during_a_renewal_are_looked_into_after_it() {
+        let mut table = Table::default();
+        for wake_id in [Some(0), None] {
+            let entry = due_now(&LossSignal::until(Instant::now() + Duration::from_secs(30)));
+            let owner = entry.record.owner;
+            table.add(entry);
+            assert_eq!(table.take_due().renew.len(), 1);
+            // the store may have answered it before what the news are about
+            table.check(wake_id);
+            assert_eq!(table.take_due().renew.len(), 0, "one is under way");
+            table.reschedule(owner, Instant::now() + Duration::from_secs(10));
+            assert_eq!(table.take_due().renew.len(), 1, "the news were forgotten");
+            table.reschedule(owner, Instant::now() + Duration::from_secs(10));
+            assert_eq!(table.take_due().renew.len(), 0, "once is enough");
+            table.remove(owner);
+        }
     }
 }
