@@ -191,8 +191,9 @@ impl MySqlHarness {
             .pool_opts(pool)
             .connect_attribute(HANDLE, &name)
             .connect_attribute(NAMESPACE, namespace);
-        let backend = builder.from_pool(Pool::new(opts)).await?;
-        let link = MySqlLink { proxy, harness: self.clone(), name };
+        let pool = Pool::new(opts);
+        let backend = builder.from_pool(pool.clone()).await?;
+        let link = MySqlLink { proxy, pool, harness: self.clone(), name };
         Ok((backend, link))
     }
 
@@ -359,6 +360,8 @@ async fn write(tx: &mut Transaction<'static>, name: &str, value: i64) -> Result<
 #[derive(Debug)]
 pub(crate) struct MySqlLink {
     pub(crate) proxy: Arc<Proxy>,
+    /// The caller's, which a handle does not close.
+    pub(crate) pool: Pool,
     harness: MySqlHarness,
     /// By which its connections are known.
     pub(crate) name: String,
