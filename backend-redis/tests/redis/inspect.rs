@@ -338,11 +338,11 @@ async fn all_slots_of_a_cluster_are_shown() {
     assert!(listed.iter().all(|one| one.holder.as_ref() == Some(&holder)), "{:?}", listed[0]);
     let claims = b.holdings(&HoldingQuery::default().kinds([Kind::Claim])).await.unwrap();
     assert_eq!(claims.len(), 2, "{claims:?}");
-    for n in 0..20 {
+    for (n, lease) in held.iter().enumerate().take(20) {
         let name = key(&format!("job/{n}"));
         let displaced = b.force_release(Kind::Lease, &name).await.unwrap().unwrap();
-        assert_eq!(displaced.token, Some(held[n].token()));
-        assert!(b.lease(&name, once(60_000)).await.unwrap().unwrap().token() > held[n].token());
+        assert_eq!(displaced.token, Some(lease.token()));
+        assert!(b.lease(&name, once(60_000)).await.unwrap().unwrap().token() > lease.token());
     }
     a.close().await.unwrap();
 }
