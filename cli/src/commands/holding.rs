@@ -3,12 +3,45 @@
 use std::time::Duration;
 
 use clap::ValueEnum;
-use leasehold::{HeldName, Holding, Kind};
+use leasehold::{Error, ErrorKind, HeldName, Holding, HoldingQuery, Kind, Result, Store};
 use serde_json::{Value, json};
 
 use crate::duration;
 use crate::style;
 use crate::table::{Cell, Table};
+use crate::ui::Ui;
+
+/// What the store shows; where it refuses to show some kinds, the others, and why not those.
+pub(crate) async fn shown(
+    store: &Store,
+    query: &HoldingQuery,
+) -> Result<(Vec<Holding>, Option<Error>)> {
+    let refuses =
+        |error: &Error| matches!(error.kind(), ErrorKind::Backend | ErrorKind::Unsupported);
+    let refused = match store.holdings(query).await {
+        Ok(holdings) => return Ok((holdings, None)),
+        Err(error) if refuses(&error) => error,
+        Err(error) => return Err(error),
+    };
+    let mut some = None;
+    for kind in &query.kinds {
+        match store.holdings(&query.clone().kinds([*kind])).await {
+            Ok(holdings) => some.get_or_insert_with(Vec::new).extend(holdings),
+            Err(error) if refuses(&error) => {}
+            Err(error) => return Err(error),
+        }
+    }
+    match some {
+        Some(holdings) => Ok((query.arrange(holdings), Some(refused))),
+        None => Err(refused),
+    }
+}
+
+/// Says that not all kinds are shown.
+pub(crate) fn tell_refused(ui: Ui, error: &Error) {
+    let why = error.to_string();
+    ui.news("not shown", json!({ "reason": why }), &format!("not all kinds are shown: {why}"));
+}
 
 /// What `--kind` takes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]

@@ -54,7 +54,10 @@ impl Filter {
 pub(crate) async fn list(ui: Ui, globals: &Globals, args: &List) -> Outcome {
     let store = store::open(globals).await?;
     let query = args.filter.apply(HoldingQuery::prefix(&args.prefix));
-    let holdings = store.holdings(&query).await?;
+    let (holdings, refused) = holding::shown(&store, &query).await?;
+    if let Some(error) = refused {
+        holding::tell_refused(ui, &error);
+    }
     if ui.is_json() {
         let rows: Vec<Value> = holdings.iter().map(holding::to_json).collect();
         ui.print_json(&json!(rows));

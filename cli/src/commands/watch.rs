@@ -41,8 +41,13 @@ pub(crate) async fn watch(ui: Ui, globals: &Globals, args: &Watch) -> Outcome {
     let query = args.filter.apply(HoldingQuery::prefix(&args.prefix));
     let interrupted = |error| Failure::system("cannot take signals", &error);
     let mut before = BTreeMap::new();
+    let mut told = false;
     loop {
-        let holdings = store.holdings(&query).await?;
+        let (holdings, refused) = holding::shown(&store, &query).await?;
+        if let (Some(error), false) = (refused, told) {
+            holding::tell_refused(ui, &error);
+            told = true;
+        }
         if ui.is_terminal() {
             paint(ui, &store, &holdings);
         } else {
