@@ -51,8 +51,7 @@ const TABLE: &[Mutant<Alters>] = &[
          CREATE TABLE leasehold_lock (namespace TEXT NOT NULL, key TEXT NOT NULL COLLATE RTRIM, \
            session INTEGER NOT NULL, token INTEGER NOT NULL, since INTEGER NOT NULL, \
            PRIMARY KEY (namespace, key)) WITHOUT ROWID"),
-    altered("keeps its locks apart by nothing but the session", "named::wait_bounds_everything",
-        Of::Locks,
+    altered("takes a lock away from its holder", "named::wait_bounds_everything", Of::Locks,
         "DROP TABLE leasehold_lock; \
          CREATE TABLE leasehold_lock (namespace TEXT NOT NULL, key TEXT NOT NULL, \
            session INTEGER NOT NULL, token INTEGER NOT NULL, since INTEGER NOT NULL, \
@@ -113,7 +112,7 @@ const TABLE: &[Mutant<Alters>] = &[
         "CREATE TRIGGER spoiled AFTER DELETE ON leasehold_dedupe \
            WHEN OLD.expires_at <= CAST(unixepoch('subsec') * 1000000 AS INTEGER) BEGIN \
            DELETE FROM leasehold_dedupe; END"),
-    altered("folds the case of an entry", "keys::zoo_of_dedupe", Of::Main,
+    altered("folds the case of an entry", "keys::zoo_within_claims", Of::Main,
         "DROP TABLE leasehold_dedupe; \
          CREATE TABLE leasehold_dedupe (namespace TEXT NOT NULL, \
            key TEXT NOT NULL COLLATE NOCASE, owner BLOB NOT NULL, done INTEGER NOT NULL, \

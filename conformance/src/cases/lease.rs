@@ -43,35 +43,39 @@ cases!(Lease in "lease" {
     with_lease_gives_the_result_and_frees = "with_lease runs its work under the lease, or not at all, and frees it";
 });
 
-/// Those who look once a second would not all happen to look within less than half of one.
+/// Those who look once a second would not all happen to look within less than half of one: they
+/// come one after the other, so that they look at different times.
 async fn waiters_are_woken(ctx: Ctx) -> Verdict {
     const SOON: Duration = Duration::from_millis(400);
     let (a, b) = ctx.two().await?;
-    let names: Vec<String> = (0..8).map(|n| format!("x{n}")).collect();
     let mut slowest = Vec::new();
     // a busy machine may be late now and then, those who only look always are
     for _ in 0..4 {
-        let (mut held, mut waiters) = (Vec::new(), JoinSet::new());
-        for name in &names {
-            held.push(a.leased(name, LONG).await?);
-            let (b, name) = (b.clone(), name.clone());
-            waiters.spawn(async move {
+        let mut waiting = Vec::new();
+        for n in 0..16 {
+            let name = format!("x{n}");
+            let held = a.leased(&name, LONG).await?;
+            let b = b.clone();
+            let waiter = tokio::spawn(async move {
                 let taken = b.lease_within(&name, PATIENCE * 2).await?;
                 let at = Instant::now();
                 let taken = taken.ok_or_else(|| Fault::new("expected every waiter to get its"))?;
                 taken.release().await?;
                 Ok::<_, Fault>(at)
             });
+            waiting.push((held, waiter));
+            tokio::time::sleep(Duration::from_millis(60)).await;
         }
-        // by then those who look have slowed down
-        tokio::time::sleep(Duration::from_millis(1_500)).await;
-        let mut late = Duration::ZERO;
-        let released = Instant::now();
-        for held in held {
+        let mut woken = Vec::new();
+        for (held, waiter) in waiting {
+            let released = Instant::now();
             held.release().await?;
+            woken.push((released, waiter));
         }
-        while let Some(got) = waiters.join_next().await {
-            late = late.max(got??.saturating_duration_since(released));
+        let mut late = Duration::ZERO;
+        for (released, waiter) in woken {
+            let got = soon("a waiter to get its lease", waiter).await???;
+            late = late.max(got.saturating_duration_since(released));
         }
         if late < SOON {
             return Ok(());
