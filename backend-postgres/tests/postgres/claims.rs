@@ -9,7 +9,7 @@ use leasehold_core::{
     LeaseOptions, LockOptions, NamedLock,
 };
 use sqlx::postgres::PgPoolOptions;
-use sqlx::{AssertSqlSafe, PgPool};
+use sqlx::{AssertSqlSafe, ConnectOptions, PgPool};
 
 use crate::env::{Env, PATIENCE, ask, cancel, got, key, namespace, run, soon, until};
 use crate::support::{Tx, mark, read, write};
@@ -215,6 +215,9 @@ pub(crate) async fn a_snapshot_older_than_the_lock_is_refused(env: &Env) {
     let own = env.builder(&ns).connect(options.to_url_lossy().as_str()).await.unwrap();
     let pool = PgPoolOptions::new().max_connections(2).connect_lazy_with(options);
     for b in [own, env.builder(&ns).build(pool).unwrap()].map(Arc::new) {
+        let mut conn = b.pool().acquire().await.unwrap();
+        assert_eq!(ask(&mut conn, "SHOW default_transaction_isolation").await, "serializable");
+        drop(conn);
         // the first one on a connection, and one on a connection that has been used
         for round in 1..=3 {
             let mut held = got(a.claim(&one("x"), ClaimOptions::default()).await);

@@ -43,10 +43,11 @@ cases!(Lease in "lease" {
     with_lease_gives_the_result_and_frees = "with_lease runs its work under the lease, or not at all, and frees it";
 });
 
-/// Those who look once a second would not all happen to look within less than half of one: they
-/// come one after the other, so that they look at different times.
+/// Those who look once a second, each for itself or all together, would not happen to look soon
+/// after each of many releases that are spread over a second.
 async fn waiters_are_woken(ctx: Ctx) -> Verdict {
     const SOON: Duration = Duration::from_millis(400);
+    const STEP: Duration = Duration::from_millis(60);
     let (a, b) = ctx.two().await?;
     let mut slowest = Vec::new();
     // a busy machine may be late now and then, those who only look always are
@@ -64,13 +65,14 @@ async fn waiters_are_woken(ctx: Ctx) -> Verdict {
                 Ok::<_, Fault>(at)
             });
             waiting.push((held, waiter));
-            tokio::time::sleep(Duration::from_millis(60)).await;
+            tokio::time::sleep(STEP).await;
         }
         let mut woken = Vec::new();
         for (held, waiter) in waiting {
             let released = Instant::now();
             held.release().await?;
             woken.push((released, waiter));
+            tokio::time::sleep(STEP).await;
         }
         let mut late = Duration::ZERO;
         for (released, waiter) in woken {
