@@ -212,7 +212,9 @@ pub(crate) async fn a_snapshot_older_than_the_lock_is_refused(env: &Env) {
     }
     // a claim's own transaction reads what was committed while it waited, whatever the default is
     let options = env.options().options([("default_transaction_isolation", "serializable")]);
-    let own = env.builder(&ns).connect(options.to_url_lossy().as_str()).await.unwrap();
+    let mut url = env.options().to_url_lossy();
+    url.query_pairs_mut().append_pair("options[default_transaction_isolation]", "serializable");
+    let own = env.builder(&ns).connect(url.as_str()).await.unwrap();
     let pool = PgPoolOptions::new().max_connections(2).connect_lazy_with(options);
     for b in [own, env.builder(&ns).build(pool).unwrap()].map(Arc::new) {
         let mut conn = b.pool().acquire().await.unwrap();
