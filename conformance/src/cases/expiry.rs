@@ -249,8 +249,7 @@ async fn takeover_waits_for_an_open_transaction(ctx: Ctx) -> Verdict {
         let (ctx, a) = (ctx.clone(), a.clone());
         tokio::spawn(async move {
             let written = ctx.guarded_write(&a, &old, "n", 7).await;
-            drop(old);
-            written
+            (written, old) // which is not released, but expires
         })
     };
     is_lost(PATIENCE, "an expired lease", &lost).await?;
@@ -262,7 +261,9 @@ async fn takeover_waits_for_an_open_transaction(ctx: Ctx) -> Verdict {
         "expected no takeover before the transaction that verified the lease has ended"
     );
     other.rollback().await?;
-    let written = soon("the writer to end", writer).await??.is_ok();
+    let (written, old) = soon("the writer to end", writer).await??;
+    let written = written.is_ok();
+    drop(old);
     let value = ctx.committed("n").await?;
     ensure!(
         value == if written { 7 } else { 0 },

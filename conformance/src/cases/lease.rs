@@ -43,36 +43,40 @@ cases!(Lease in "lease" {
     with_lease_gives_the_result_and_frees = "with_lease runs its work under the lease, or not at all, and frees it";
 });
 
-/// Those who look once a second, each for itself or all together, would not happen to look soon
-/// after each of many releases that are spread over a second.
+/// Those who look once a second would not all happen to look soon after one moment: they come one
+/// after the other, each on a handle of its own, so that they look at different times.
 async fn waiters_are_woken(ctx: Ctx) -> Verdict {
     const SOON: Duration = Duration::from_millis(400);
-    const STEP: Duration = Duration::from_millis(60);
-    let (a, b) = ctx.two().await?;
+    let a = ctx.open().await?;
+    let mut handles = Vec::new();
+    for _ in 0..10 {
+        handles.push(ctx.open().await?);
+    }
     let mut slowest = Vec::new();
     // a busy machine may be late now and then, those who only look always are
-    for _ in 0..4 {
+    for _ in 0..3 {
         let mut waiting = Vec::new();
-        for n in 0..16 {
+        for (n, handle) in handles.iter().enumerate() {
             let name = format!("x{n}");
             let held = a.leased(&name, LONG).await?;
-            let b = b.clone();
+            let handle = handle.clone();
             let waiter = tokio::spawn(async move {
-                let taken = b.lease_within(&name, PATIENCE * 2).await?;
+                let taken = handle.lease_within(&name, PATIENCE * 2).await?;
                 let at = Instant::now();
                 let taken = taken.ok_or_else(|| Fault::new("expected every waiter to get its"))?;
                 taken.release().await?;
                 Ok::<_, Fault>(at)
             });
             waiting.push((held, waiter));
-            tokio::time::sleep(STEP).await;
+            tokio::time::sleep(Duration::from_millis(100)).await;
         }
+        // by then those who look have slowed down
+        tokio::time::sleep(Duration::from_secs(1)).await;
         let mut woken = Vec::new();
         for (held, waiter) in waiting {
             let released = Instant::now();
             held.release().await?;
             woken.push((released, waiter));
-            tokio::time::sleep(STEP).await;
         }
         let mut late = Duration::ZERO;
         for (released, waiter) in woken {
