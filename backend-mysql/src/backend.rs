@@ -9,8 +9,8 @@ use async_trait::async_trait;
 use leasehold_core::engine::{ClaimEngine, DedupeEngine, LeaseEngine, SessionEngine};
 use leasehold_core::{
     Admission, Backend, Capabilities, Claim, ClaimLock, ClaimOptions, Dedupe, DedupeOptions, Error,
-    ErrorKind, Housekeeping, Inspect, Key, Keys, Lease, LeaseGuard, LeaseOptions, LockGuard,
-    LockOptions, NamedLock, Result,
+    ErrorKind, Housekeeping, Key, Keys, Lease, LeaseGuard, LeaseOptions, LockGuard, LockOptions,
+    NamedLock, Result,
 };
 
 use crate::builder::MySqlBuilder;
@@ -97,7 +97,7 @@ impl MySqlBackend {
         self.store.lock_name(Kind::Claim, key)
     }
 
-    fn check_open(&self) -> Result<()> {
+    pub(crate) fn check_open(&self) -> Result<()> {
         if self.closed.load(Ordering::Acquire) {
             let detail = "the handle is closed";
             return Err(Error::new(ErrorKind::Unavailable, detail).at(BACKEND, "use"));
@@ -154,9 +154,6 @@ impl Dedupe for MySqlBackend {
 }
 
 #[async_trait]
-impl Inspect for MySqlBackend {}
-
-#[async_trait]
 impl Backend for MySqlBackend {
     fn name(&self) -> &'static str {
         BACKEND
@@ -165,6 +162,8 @@ impl Backend for MySqlBackend {
     fn capabilities(&self) -> Capabilities {
         let mut capabilities = Capabilities::new("mysql_async::Transaction<'static>");
         capabilities.session_locks = matches!(self.locks, Locks::User(_));
+        // those of long or unusual keys, and of rows, are hashed
+        capabilities.lock_names = false;
         capabilities
     }
 

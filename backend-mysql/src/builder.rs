@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use leasehold_core::backend::{LeaseLimits, SessionLimits};
 use leasehold_core::engine::{ClaimEngine, DedupeEngine, LeaseEngine, SessionEngine};
-use leasehold_core::{Error, ErrorKind, Result};
+use leasehold_core::{Error, ErrorKind, Holder, Result};
 use mysql_async::{Opts, Pool};
 
 use crate::backend::{Locks, MySqlBackend};
@@ -14,7 +14,7 @@ use crate::dedupe::Dedupes;
 use crate::error::{BACKEND, mapped};
 use crate::flavour::{Facts, Flavour};
 use crate::lease::Leases;
-use crate::names::{Kind, MAX_NAMESPACE};
+use crate::names::{Kind, MAX_NAMESPACE, hex};
 use crate::probe;
 use crate::schema;
 use crate::session::Sessions;
@@ -43,7 +43,11 @@ pub struct MySqlBuilder {
     max_per_session: Option<usize>,
     lease: LeaseLimits,
     leased_lock_ttl: Duration,
+    holder: Holder,
 }
+
+/// The longest label of a holder that the tables keep, in bytes.
+const LABEL_BYTES: usize = 160;
 
 impl Default for MySqlBuilder {
     fn default() -> Self {
@@ -60,6 +64,7 @@ impl Default for MySqlBuilder {
             max_per_session: None,
             lease,
             leased_lock_ttl: Duration::from_secs(15),
+            holder: Holder::this_process(),
         }
     }
 }
@@ -78,6 +83,14 @@ impl MySqlBuilder {
     #[must_use]
     pub fn table_prefix(mut self, prefix: impl Into<String>) -> Self {
         self.prefix = prefix.into();
+        self
+    }
+
+    /// Who others are told that holds what the handle holds; default [`Holder::this_process`], as
+    /// of when the builder was made.
+    #[must_use]
+    pub fn holder(mut self, holder: Holder) -> Self {
+        self.holder = holder;
         self
     }
 
@@ -180,7 +193,7 @@ impl MySqlBuilder {
     /// [`ErrorKind::Unavailable`] if the server cannot be reached or is read-only,
     /// [`ErrorKind::Unsupported`] if it is too old, or has no (or only node-local) user-level locks
     /// and they were not turned off, or gives one to two sessions or keeps it after its session has
-    /// ended, [`ErrorKind::Schema`] if the tables are of another version,
+    /// ended, [`ErrorKind::Schema`] if the tables are of a later version,
     /// [`ErrorKind::InvalidOptions`] for a bad option.
     ///
     /// # Cancel safety
@@ -219,6 +232,7 @@ impl MySqlBuilder {
             info: facts.info,
             namespace: self.namespace,
             tables,
+            holder: hex(self.holder.label(LABEL_BYTES).as_bytes()),
         });
         let (locks, means) = if self.user_locks {
             let sessions = Sessions::new(store.clone(), self.session);

@@ -1,9 +1,10 @@
 //! Claims: the caller's pool, one connection from begin to commit.
 
 use std::any::{Any, TypeId};
+use std::collections::HashMap;
 use std::fmt::{self, Write};
-use std::sync::Arc;
-use std::time::Duration;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
 
 use async_trait::async_trait;
 use futures_util::FutureExt;
@@ -26,6 +27,9 @@ const SLICE: Duration = Duration::from_secs(10);
 /// What an answer may take beyond the wait.
 pub(crate) const ANSWER: Duration = Duration::from_secs(5);
 
+/// A connection says so often whose it is, so that the entry of one that is in use is not old.
+const INTRODUCED: Duration = Duration::from_secs(600);
+
 /// By what claims exclude each other.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Means {
@@ -41,11 +45,13 @@ const BEGIN: &str = "SET TRANSACTION ISOLATION LEVEL READ COMMITTED; START TRANS
 pub(crate) struct Claims {
     store: Arc<Store>,
     means: Means,
+    /// The connections of the pool that have said whose they are, and when.
+    introduced: Mutex<HashMap<u32, Instant>>,
 }
 
 impl Claims {
     pub(crate) fn new(store: Arc<Store>, means: Means) -> Self {
-        Self { store, means }
+        Self { store, means, introduced: Mutex::default() }
     }
 
     /// A connection of the pool, in a transaction, which is the only way to own one. It has read
@@ -62,6 +68,23 @@ impl Claims {
         Ok(Guarded { tx: Some(tx), release: String::new() })
     }
 
+    /// What a connection must say first: once in a while whose it is.
+    fn introduction(&self, connection: u32) -> String {
+        let introduced = self.introduced.lock().unwrap_or_else(PoisonError::into_inner);
+        match introduced.get(&connection) {
+            Some(at) if at.elapsed() < INTRODUCED => String::new(),
+            _ => format!("{}; ", self.store.introduction("")),
+        }
+    }
+
+    fn has_introduced(&self, connection: u32) {
+        let mut introduced = self.introduced.lock().unwrap_or_else(PoisonError::into_inner);
+        if introduced.len() >= 1_000 {
+            introduced.retain(|_, at| at.elapsed() < INTRODUCED);
+        }
+        introduced.insert(connection, Instant::now());
+    }
+
     /// Takes the locks in order, then begins; none if the deadline passes.
     async fn lock(
         &self,
@@ -72,7 +95,12 @@ impl Claims {
         let mut from = 0;
         loop {
             // all that are free at once, and with the last of them the token and the transaction
-            let (got, token) = guarded.try_locks(&self.store, names, from).await?;
+            let connection = guarded.tx().id();
+            let also = self.introduction(connection);
+            let (got, token) = guarded.try_locks(&self.store, names, from, &also).await?;
+            if !also.is_empty() {
+                self.has_introduced(connection);
+            }
             if token.is_some() {
                 return Ok(token);
             }
@@ -137,7 +165,7 @@ impl ClaimDriver for Claims {
                 guarded.end("ROLLBACK").await?;
                 return Ok(None);
             }
-            let token = rows::token(&self.store, guarded.tx()).await?;
+            let token = rows::token(&self.store, guarded.tx(), ids).await?;
             return Ok(Some(self.claim(guarded, token)));
         }
         let Some(token) = self.lock(&mut guarded, ids, deadline).await? else {
@@ -174,7 +202,7 @@ impl Guarded {
 
     /// Tries all from an index on, and keeps those before the first busy one; says how many. If
     /// all are held then, the same round trip fetches the token and begins the transaction: after
-    /// the locks, so that nothing that it reads is older than they are.
+    /// the locks, so that nothing that it reads is older than they are. `also` is done before that.
     ///
     /// The token is the next number of a sequence, committed before: a transaction's own rows
     /// would be rolled back with it, or lost in a crash.
@@ -183,6 +211,7 @@ impl Guarded {
         store: &Store,
         names: &[String],
         from: usize,
+        also: &str,
     ) -> Result<(usize, Option<FencingToken>)> {
         let table = &store.tables.token;
         let (mut locks, mut all) = (String::new(), String::from("1"));
@@ -195,7 +224,7 @@ impl Guarded {
         }
         let text = format!(
             "SELECT CONCAT(''{locks})r; INSERT INTO {table} SELECT NULL FROM DUAL WHERE {all}; \
-             COMMIT; {BEGIN}"
+             {also}COMMIT; {BEGIN}"
         );
         let mut result = self.tx().query_iter(text).await.map_err(mapped)?;
         let digits: Vec<String> = result.collect().await.map_err(mapped)?;
@@ -205,6 +234,11 @@ impl Guarded {
         result.drop_result().await.map_err(mapped)?;
         let digits = digits.concat();
         let got: Vec<bool> = digits.bytes().map(|digit| digit == b'1').collect();
+        if got.len() != names.len() - from {
+            let detail =
+                format!("asked for {} locks, the answer is {digits:?}", names.len() - from);
+            return Err(Error::new(ErrorKind::Backend, detail));
+        }
         let kept = got.iter().take_while(|got| **got).count();
         for name in &names[from..from + kept] {
             self.hold(name);
@@ -233,20 +267,30 @@ impl Guarded {
         let _ = write!(self.release, ",IFNULL(RELEASE_LOCK('{name}'),0)");
     }
 
+    /// Why the connection takes no more statements: the answer to an earlier one was not read,
+    /// because its future was dropped, and the next statement would get it.
+    fn broken(&self) -> Option<Error> {
+        let broken = self.tx.as_ref().is_some_and(|tx| tx.is_disconnected());
+        broken.then(|| {
+            let detail = "a statement was dropped before its answer had come: \
+                          the transaction is rolled back";
+            Error::new(ErrorKind::Lost, detail)
+        })
+    }
+
     /// Ends the transaction, then frees the locks, in one round trip. Only if the server confirms
     /// all of it does the connection go back to the pool.
+    ///
+    /// The answer repeats a random number: if a user's statement was dropped and others followed,
+    /// the answers are those to earlier questions.
     async fn end(mut self, how: &str) -> Result<()> {
         let release = std::mem::take(&mut self.release);
-        let text = if release.is_empty() {
-            how.to_owned()
-        } else {
-            format!("{how}; SELECT CONCAT(''{release})r")
-        };
+        let asked = format!("{:016x}:", rand::random::<u64>());
+        let text = format!("{how}; SELECT CONCAT('{asked}'{release})r");
         let tx = self.tx();
         let mut result = tx.query_iter(text).await.map_err(mapped)?;
         // the transaction has ended; what follows only matters for the connection
         let freed = match result.collect::<String>().await {
-            Ok(none) if release.is_empty() => Ok(none),
             Ok(_) => result.collect::<String>().await,
             Err(error) => Err(error),
         };
@@ -256,6 +300,11 @@ impl Guarded {
                 tracing::debug!(%error, "a claim's locks were not freed, closing its connection");
                 return Ok(());
             }
+        };
+        let Some(freed) = freed.strip_prefix(&asked) else {
+            let detail = "the answers are not those to these questions: \
+                          a statement was dropped before its answer had come";
+            return Err(Error::new(ErrorKind::CommitUnknown, detail));
         };
         if freed.bytes().all(|digit| digit == b'1') {
             drop(self.tx.take());
@@ -297,6 +346,9 @@ impl OpenClaim {
     /// A deadlock rolls the whole transaction back and a statement such as `CREATE TABLE` commits
     /// it; what follows is then on its own.
     async fn check_open(&mut self) -> Result<()> {
+        if let Some(error) = self.guarded.broken() {
+            return Err(error);
+        }
         let tx = self.guarded.tx();
         if tx.last_ok_packet().is_none() {
             // after an error the status is not known
@@ -326,7 +378,14 @@ impl ClaimTx for OpenClaim {
     }
 
     async fn first_seen(&mut self, key: &Key, retain: Duration) -> Result<bool> {
+        if let Some(error) = self.guarded.broken() {
+            return Err(error);
+        }
         dedupe::first_seen(&self.store, self.guarded.tx(), key, retain).await
+    }
+
+    fn broken(&self) -> Option<Error> {
+        self.guarded.broken()
     }
 
     async fn commit(mut self: Box<Self>) -> Result<()> {
@@ -340,7 +399,13 @@ impl ClaimTx for OpenClaim {
     }
 
     async fn rollback(self: Box<Self>) -> Result<()> {
-        self.guarded.end("ROLLBACK").await
+        if self.guarded.broken().is_some() {
+            return Ok(()); // its connection is closed, and the server rolls back
+        }
+        match self.guarded.end("ROLLBACK").await {
+            Err(error) if error.kind() == ErrorKind::CommitUnknown => Ok(()), // as above
+            other => other,
+        }
     }
 }
 

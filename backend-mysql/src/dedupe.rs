@@ -13,7 +13,7 @@ use mysql_async::{Params, Transaction, Value};
 use crate::error::{BACKEND, code, is_transient, mapped, server_code};
 use crate::lease::{IntoValue, micros, owner_bytes};
 use crate::names::{Kind, hex};
-use crate::store::{NOW, Store};
+use crate::store::{FIRST_TOKEN, NOW, Store};
 
 /// Rows that one statement admits.
 const CHUNK: usize = 500;
@@ -35,6 +35,7 @@ impl Dedupes {
     async fn admit_many(&self, items: &[Admit]) -> Result<Vec<AdmitAnswer>> {
         let table = &self.store.tables.dedupe;
         let meta = &self.store.tables.meta;
+        let (scope, holder) = (self.store.scope(), &self.store.holder);
         let ids: Vec<_> = items.iter().map(|item| self.id(&item.key)).collect();
         // in one order, so that calls with common keys do not deadlock
         let mut order: Vec<usize> = (0..items.len()).collect();
@@ -45,20 +46,24 @@ impl Dedupes {
             let (owner, done) =
                 (hex(&owner_bytes(item.owner)), u8::from(item.in_progress.is_none()));
             let keep = micros(item.in_progress.unwrap_or(item.retain));
+            let name = hex(item.key.as_str().as_bytes());
             values.push(format!(
-                "({id}, {owner}, (SELECT floor + 1 FROM {meta} WHERE id = 1 LOCK IN SHARE MODE), \
+                "({id}, {scope}, {name}, {holder}, {owner}, (SELECT {FIRST_TOKEN} FROM {meta} WHERE id = 1 LOCK IN SHARE MODE), \
                  {done}, {NOW}, {NOW} + {keep})"
             ));
         }
         let list: Vec<String> = ids.iter().map(|id| hex(id)).collect();
         let text = format!(
-            "INSERT INTO {table} (id, owner, token, done, since, expires) VALUES {} \
+            "INSERT INTO {table} (id, scope, name, holder, owner, token, done, since, expires) \
+             VALUES {} \
              ON DUPLICATE KEY UPDATE \
              token = IF({table}.expires <= {NOW}, {table}.token + 1, {table}.token), \
              owner = IF({table}.expires <= {NOW}, VALUES(owner), {table}.owner), \
              since = IF({table}.owner = VALUES(owner), VALUES(since), since), \
              done = IF({table}.owner = VALUES(owner), VALUES(done), done), \
-             expires = IF({table}.owner = VALUES(owner), VALUES(expires), {table}.expires); \
+             expires = IF({table}.owner = VALUES(owner), VALUES(expires), {table}.expires), \
+             scope = VALUES(scope), name = VALUES(name), \
+             holder = IF({table}.owner = VALUES(owner), VALUES(holder), {table}.holder); \
              SELECT id, owner, token, done, since FROM {table} WHERE id IN ({})",
             values.join(","),
             list.join(",")
@@ -86,6 +91,7 @@ impl Dedupes {
     async fn admit_single(&self, item: &Admit) -> Result<AdmitAnswer> {
         let params = admit_params(
             &self.id(&item.key),
+            &item.key,
             item.owner,
             item.in_progress.is_none(),
             item.in_progress.unwrap_or(item.retain),
@@ -104,9 +110,10 @@ type Row = (Vec<u8>, Vec<u8>, u64, bool, u64);
 /// ours; otherwise four times the microseconds since when, and two if it is done.
 fn admit_one(store: &Store) -> String {
     let (table, meta) = (&store.tables.dedupe, &store.tables.meta);
+    let (scope, holder) = (store.scope(), &store.holder);
     format!(
-        "INSERT INTO {table} (id, owner, token, done, since, expires) \
-         SELECT ?, ?, (LAST_INSERT_ID((floor + 1) * 2 + 1) - 1) DIV 2, ?, {NOW}, {NOW} + ? \
+        "INSERT INTO {table} (id, scope, name, holder, owner, token, done, since, expires) \
+         SELECT ?, {scope}, ?, {holder}, ?, (LAST_INSERT_ID({FIRST_TOKEN} * 2 + 1) - 1) DIV 2, ?, {NOW}, {NOW} + ? \
          FROM {meta} WHERE {meta}.id = 1 LOCK IN SHARE MODE \
          ON DUPLICATE KEY UPDATE \
          token = IF({table}.owner = ? AND {table}.expires > {NOW}, \
@@ -117,15 +124,18 @@ fn admit_one(store: &Store) -> String {
          owner = IF({table}.expires <= {NOW}, ?, {table}.owner), \
          since = IF({table}.owner = ?, {NOW}, {table}.since), \
          done = IF({table}.owner = ?, ?, {table}.done), \
-         expires = IF({table}.owner = ?, {NOW} + ?, {table}.expires)"
+         expires = IF({table}.owner = ?, {NOW} + ?, {table}.expires), \
+         scope = {scope}, name = ?, holder = IF({table}.owner = ?, {holder}, {table}.holder)"
     )
 }
 
-fn admit_params(id: &[u8; 32], owner: Owner, done: bool, keep: Duration) -> Params {
+fn admit_params(id: &[u8; 32], key: &Key, owner: Owner, done: bool, keep: Duration) -> Params {
+    let name: Value = key.as_str().as_bytes().into_value();
     let owner: Value = owner_bytes(owner).into_value();
     let keep = micros(keep);
     Params::Positional(vec![
         id.into_value(),
+        name.clone(),
         owner.clone(),
         done.into(),
         keep.into(),
@@ -134,8 +144,10 @@ fn admit_params(id: &[u8; 32], owner: Owner, done: bool, keep: Duration) -> Para
         owner.clone(),
         owner.clone(),
         done.into(),
+        owner.clone(),
+        keep.into(),
+        name,
         owner,
-        keep.into(),
     ])
 }
 
@@ -167,7 +179,8 @@ pub(crate) async fn first_seen(
     let read = format!("SELECT expires > {NOW} FROM {table} WHERE id = ?");
     let take = format!(
         "UPDATE {table} SET token = token + 1, owner = ?, done = 1, since = {NOW}, \
-         expires = {NOW} + ? WHERE id = ? AND expires <= {NOW}"
+         expires = {NOW} + ?, holder = {} WHERE id = ? AND expires <= {NOW}",
+        store.holder
     );
     let owner = owner_bytes(Owner::fresh());
     loop {
@@ -175,7 +188,7 @@ pub(crate) async fn first_seen(
         match tx.exec_first(&*read, params).await.map_err(mapped)? {
             Some(true) => return Ok(false),
             Some(false) => {}
-            None => make_room(store, &id).await?,
+            None => make_room(store, &id, key).await?,
         }
         // it waits for another transaction that is at the same key
         let params = (owner.as_slice(), micros(retain), id.as_slice());
@@ -188,12 +201,14 @@ pub(crate) async fn first_seen(
 }
 
 /// Commits a row that says nothing yet.
-async fn make_room(store: &Store, id: &[u8; 32]) -> Result<()> {
+async fn make_room(store: &Store, id: &[u8; 32], key: &Key) -> Result<()> {
     let (table, meta) = (&store.tables.dedupe, &store.tables.meta);
     let insert = format!(
-        "INSERT IGNORE INTO {table} (id, owner, token, done, since, expires) \
-         SELECT {}, '', floor, 0, 0, 0 FROM {meta} WHERE id = 1 LOCK IN SHARE MODE",
-        hex(id)
+        "INSERT IGNORE INTO {table} (id, scope, name, owner, token, done, since, expires) \
+         SELECT {}, {}, {}, '', {FIRST_TOKEN}, 0, 0, 0 FROM {meta} WHERE id = 1 LOCK IN SHARE MODE",
+        hex(id),
+        store.scope(),
+        hex(key.as_str().as_bytes())
     );
     let mut conn = store.own.get_conn().await.map_err(mapped)?;
     loop {

@@ -18,10 +18,17 @@ pub(crate) mod code {
     pub(crate) const QUERY_TIMEOUT: u16 = 3024;
     pub(crate) const STATEMENT_TIMEOUT: u16 = 1969;
     pub(crate) const NO_SUCH_THREAD: u16 = 1094;
+    /// To end another user's connection.
+    pub(crate) const KILL_DENIED: u16 = 1095;
+    pub(crate) const COLUMN_EXISTS: u16 = 1060;
     pub(crate) const NO_SUCH_TABLE: u16 = 1146;
     pub(crate) const NO_SUCH_COLUMN: u16 = 1054;
     /// No right to a table, also to one that does not exist.
     pub(crate) const TABLE_DENIED: u16 = 1142;
+    pub(crate) const COLUMN_DENIED: u16 = 1143;
+    /// Of the option `read_only`, and of a mode of a replica.
+    pub(crate) const READ_ONLY: u16 = 1290;
+    pub(crate) const READ_ONLY_MODE: u16 = 1836;
     /// `FOR UPDATE NOWAIT` on MySQL.
     pub(crate) const LOCK_NOWAIT: u16 = 3572;
 }
@@ -104,7 +111,7 @@ fn describe_code(number: u16, message: &str) -> (ErrorKind, &'static str) {
         | 4031 => (ErrorKind::Unavailable, "the server ended the call"),
         // read-only, super-read-only, a read-only transaction: a replica, or a primary that was
         // demoted; another try may reach the new one
-        1290 | 1792 | 1836 => {
+        code::READ_ONLY | 1792 | code::READ_ONLY_MODE => {
             (ErrorKind::Unavailable, "the server is read-only: it is not the primary")
         }
         1047 => (ErrorKind::Unavailable, "the cluster node is not ready"),

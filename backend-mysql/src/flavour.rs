@@ -95,7 +95,7 @@ impl Facts {
     }
 
     /// Why user-level locks are absent, or no locks, here.
-    fn no_user_locks(&self) -> Option<&'static str> {
+    pub(crate) fn no_user_locks(&self) -> Option<&'static str> {
         let comment = self.variables.get("version_comment");
         let said = |word: &str| {
             self.info.banner.contains(word) || comment.is_some_and(|comment| comment.contains(word))
@@ -115,7 +115,7 @@ impl Facts {
         }
     }
 
-    fn is_in_group(&self) -> bool {
+    pub(crate) fn is_in_group(&self) -> bool {
         self.variables.get("group_replication_group_name").is_some_and(|name| !name.is_empty())
     }
 }

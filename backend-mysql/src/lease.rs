@@ -14,7 +14,7 @@ use mysql_async::{Transaction, TxOpts};
 use crate::bell::Bell;
 use crate::error::{BACKEND, code, is_gone, is_transient, mapped, server_code};
 use crate::names::{Kind, hex};
-use crate::store::{DEAD, NOW, Store, Tables, retried};
+use crate::store::{DEAD, FIRST_TOKEN, NOW, Store, Tables, retried};
 use crate::wake::Lookout;
 
 /// Takes, renews and frees leases.
@@ -32,14 +32,16 @@ impl Leases {
     /// With `push`, waiters are woken by user-level locks.
     pub(crate) fn new(store: Arc<Store>, kind: Kind, limits: LeaseLimits, push: bool) -> Self {
         let Tables { lease, meta, .. } = &store.tables;
+        let holder = &store.holder;
         // The last insert id carries the answer: twice the token and one if it is ours, otherwise
         // twice the microseconds until it expires. Assignments are done from left to right, and see
         // those before them: after that of the owner, it is ours if it was taken. The shared lock
         // on the floor keeps a purge from deleting the row between the read and the insert.
         let acquire = format!(
-            "INSERT INTO {lease} (id, scope, name, owner, token, ttl, expires, bell, awaited) \
-             SELECT ?, ?, ?, ?, (LAST_INSERT_ID((floor + 1) * 2 + 1) - 1) DIV 2, ?, {NOW} + ?, \
-                ?, 0 \
+            "INSERT INTO {lease} (id, scope, name, owner, token, ttl, expires, bell, awaited, \
+                since, holder) \
+             SELECT ?, ?, ?, ?, (LAST_INSERT_ID({FIRST_TOKEN} * 2 + 1) - 1) DIV 2, ?, {NOW} + ?, \
+                ?, 0, {NOW}, {holder} \
              FROM {meta} WHERE {meta}.id = 1 LOCK IN SHARE MODE \
              ON DUPLICATE KEY UPDATE \
              token = IF({lease}.owner = ? AND {lease}.expires > {NOW}, \
@@ -51,6 +53,8 @@ impl Leases {
              ttl = IF({lease}.owner = ?, ?, {lease}.ttl), \
              bell = IF({lease}.owner = ?, ?, {lease}.bell), \
              awaited = IF({lease}.owner = ?, {lease}.awaited, GREATEST({lease}.awaited, ?)), \
+             since = IF({lease}.owner = ?, {NOW}, {lease}.since), \
+             holder = IF({lease}.owner = ?, {holder}, {lease}.holder), \
              expires = IF({lease}.owner = ?, {NOW} + ?, {lease}.expires)"
         );
         let bell = if push { Bell::new(store.clone()) } else { Bell::none() };
@@ -99,6 +103,8 @@ impl Leases {
             bell.into(),
             bytes.into_value(),
             u8::from(waits).into(),
+            bytes.into_value(),
+            bytes.into_value(),
             bytes.into_value(),
             ttl.into(),
         ]);

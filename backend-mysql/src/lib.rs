@@ -99,6 +99,7 @@ mod claim;
 mod dedupe;
 mod error;
 mod flavour;
+mod inspect;
 mod lease;
 mod listen;
 mod names;

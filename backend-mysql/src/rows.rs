@@ -1,6 +1,7 @@
 //! Claims by row locks, where user-level locks are absent or local to a node (Galera, group
 //! replication, `ProxySQL`, Vitess): one row per key, locked until the transaction ends.
 
+use std::fmt::Write;
 use std::time::Duration;
 
 use leasehold_core::{Deadline, Error, ErrorKind, FencingToken, Result};
@@ -9,7 +10,7 @@ use mysql_async::prelude::Queryable;
 
 use crate::claim::{ANSWER, no_answer};
 use crate::error::{code, mapped, server_code};
-use crate::store::{NOW, Store};
+use crate::store::{NOW, Store, Tables};
 
 /// The longest single wait on the server, in seconds.
 const SLICE: u64 = 10;
@@ -145,10 +146,28 @@ async fn locked(tx: &mut Transaction<'static>, text: String) -> mysql_async::Res
     Ok(count)
 }
 
-/// The next number of the sequence. It is not reused when the transaction is rolled back; only a
+/// Writes into the locked rows whose they are, which others can read before it is committed, and
+/// gives the next number of the sequence. It is not reused when the transaction is rolled back; only a
 /// server that crashes within about a second of that may give it again.
-pub(crate) async fn token(store: &Store, tx: &mut Transaction<'static>) -> Result<FencingToken> {
-    let text = format!("INSERT INTO {} VALUES ()", store.tables.token);
+pub(crate) async fn token(
+    store: &Store,
+    tx: &mut Transaction<'static>,
+    ids: &[String],
+) -> Result<FencingToken> {
+    let Tables { claim, token, .. } = &store.tables;
+    let set = format!(
+        "connection = CONNECTION_ID(), since = {NOW}, mark = {}, scope = {}, holder = {}",
+        rand::random::<u64>(),
+        store.scope(),
+        store.holder
+    );
+    // a statement per row, as for the locks
+    let mut text = String::new();
+    for id in ids {
+        // writing to a string cannot fail
+        let _ = write!(text, "UPDATE {claim} SET {set} WHERE id = {id}; ");
+    }
+    let _ = write!(text, "INSERT INTO {token} VALUES ()");
     tx.query_drop(text).await.map_err(mapped)?;
     tx.last_insert_id()
         .map(FencingToken)

@@ -11,16 +11,52 @@ use crate::store::{NOW, Store, Tables, retried};
 /// `leasehold_`.
 pub const SCHEMA: &str = include_str!("schema.sql");
 /// What this program knows.
-const VERSION: u32 = 2;
+pub(crate) const VERSION: u32 = 3;
+/// From which version on an update is needed no more, its table, and what it adds. Statements of
+/// older programs that still run find a default.
+const UPDATES: &[(u32, &str, &str)] = &[
+    (
+        2,
+        "lease",
+        "ADD COLUMN bell BIGINT UNSIGNED NOT NULL DEFAULT 0, \
+         ADD COLUMN awaited TINYINT UNSIGNED NOT NULL DEFAULT 0",
+    ),
+    (
+        3,
+        "lease",
+        "ADD COLUMN since BIGINT NOT NULL DEFAULT 0, \
+         ADD COLUMN holder VARBINARY(160) NOT NULL DEFAULT ''",
+    ),
+    (
+        3,
+        "dedupe",
+        "ADD COLUMN scope VARBINARY(200), ADD COLUMN name VARBINARY(1024), \
+         ADD COLUMN holder VARBINARY(160) NOT NULL DEFAULT ''",
+    ),
+    (
+        3,
+        "claim",
+        "ADD COLUMN connection BIGINT UNSIGNED NOT NULL DEFAULT 0, \
+         ADD COLUMN since BIGINT NOT NULL DEFAULT 0, \
+         ADD COLUMN mark BIGINT UNSIGNED NOT NULL DEFAULT 0, \
+         ADD COLUMN scope VARBINARY(200) NOT NULL DEFAULT '', \
+         ADD COLUMN holder VARBINARY(160) NOT NULL DEFAULT ''",
+    ),
+];
 /// Rows that one statement deletes.
 const BATCH: u64 = 1_000;
 /// The sequence keeps its last rows, and the row of a claim lives so long; microseconds.
 const KEEP_NUMBERS: u64 = 1_000;
 const KEEP_CLAIM: u64 = 24 * 60 * 60 * 1_000_000;
+/// A session that has just been opened may not have its marker yet.
+const KEEP_SESSION: u64 = 60 * 1_000_000;
 
 /// Creates what is missing. Every statement can be run again and side by side with itself.
 pub(crate) async fn migrate(store: &Store) -> Result<()> {
     let mut conn = store.connect().await?;
+    // what waits for a table's open transactions keeps everybody else from it: not for long
+    let limit = "SET SESSION lock_wait_timeout = 2, innodb_lock_wait_timeout = 2";
+    conn.query_drop(limit).await.map_err(mapped)?;
     let text: String = SCHEMA
         .lines()
         .filter(|line| !line.trim_start().starts_with("--"))
@@ -30,9 +66,29 @@ pub(crate) async fn migrate(store: &Store) -> Result<()> {
     for statement in text.split(';').map(str::trim).filter(|text| !text.is_empty()) {
         retried!(conn.query_drop(statement)).map_err(mapped)?;
     }
+    update(&mut conn, &store.tables).await?;
     check(&mut conn, &store.tables).await?;
     drop(conn.disconnect().await); // it has done its work
     Ok(())
+}
+
+/// Adds what an older version lacks; the rows stay. Of several that do so at once, one does.
+async fn update(conn: &mut Conn, tables: &Tables) -> Result<()> {
+    let Some(found) = version(conn, tables).await?.filter(|found| *found < VERSION) else {
+        return Ok(());
+    };
+    for (_, table, columns) in UPDATES.iter().filter(|(to, ..)| *to > found) {
+        let add = format!("ALTER TABLE `{}{table}` {columns}", tables.prefix);
+        match retried!(conn.query_drop(&add)) {
+            Err(error) if server_code(&error) == Some(code::COLUMN_EXISTS) => {}
+            added => added.map_err(mapped)?,
+        }
+    }
+    let done = format!(
+        "UPDATE {} SET version = {VERSION} WHERE id = 1 AND version < {VERSION}",
+        tables.meta
+    );
+    retried!(conn.query_drop(&done)).map_err(mapped)
 }
 
 /// Whether the tables are there, and of the version that this program knows.
@@ -47,20 +103,22 @@ pub(crate) async fn check(conn: &mut Conn, tables: &Tables) -> Result<()> {
     }
 }
 
-/// As [`check`], but missing tables are fine: they may be created yet.
+/// As [`check`], but missing tables and older ones are fine: they may be migrated yet.
 pub(crate) async fn check_version(conn: &mut Conn, tables: &Tables) -> Result<()> {
     match version(conn, tables).await? {
-        Some(other) if other != VERSION => Err(another(other)),
+        Some(other) if other > VERSION => Err(another(other)),
         _ => Ok(()),
     }
 }
 
 fn another(version: u32) -> Error {
-    let detail = format!("the tables are of version {version}, this program knows {VERSION}");
+    let todo = if version < VERSION { "run migrate" } else { "upgrade the program" };
+    let detail =
+        format!("the tables are of version {version}, this program knows {VERSION}: {todo}");
     Error::new(ErrorKind::Schema, detail)
 }
 
-async fn version(conn: &mut Conn, tables: &Tables) -> Result<Option<u32>> {
+pub(crate) async fn version(conn: &mut Conn, tables: &Tables) -> Result<Option<u32>> {
     let text = format!("SELECT version FROM {} WHERE id = 1", tables.meta);
     match conn.query_first(text).await {
         Err(error)
@@ -79,6 +137,7 @@ pub(crate) async fn housekeep(store: &Store) -> Result<Housekeeping> {
     let dedupe = purge(store, &store.tables.dedupe).await?;
     purge_numbers(store).await?;
     purge_claims(store).await?;
+    purge_sessions(store).await?;
     Ok(Housekeeping::new(leases, dedupe))
 }
 
@@ -166,4 +225,27 @@ async fn purge_numbers(store: &Store) -> Result<()> {
 async fn purge_claims(store: &Store) -> Result<()> {
     let old = format!("used < {NOW} - {KEEP_CLAIM}");
     purge_rows(store, &store.tables.claim, &old).await.map(|_| ())
+}
+
+/// Those that have ended, and those of a pool that have not been used for long.
+async fn purge_sessions(store: &Store) -> Result<()> {
+    let table = &store.tables.session;
+    let find = format!(
+        "SELECT connection, LOWER(HEX(scope)), since FROM {table} \
+         WHERE since < {NOW} - IF(marker = '', {KEEP_CLAIM}, {KEEP_SESSION}) \
+           AND (marker = '' OR IS_USED_LOCK(marker) IS NULL) LIMIT {BATCH}"
+    );
+    loop {
+        let ended: Vec<(u64, String, i64)> = store.rows(&find).await?;
+        for (connection, scope, since) in &ended {
+            let delete = format!(
+                "DELETE FROM {table} WHERE connection = {connection} AND scope = x'{scope}' \
+                 AND since = {since}"
+            );
+            store.text(&delete).await?;
+        }
+        if (ended.len() as u64) < BATCH {
+            return Ok(());
+        }
+    }
 }

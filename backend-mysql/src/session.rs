@@ -14,7 +14,7 @@ use mysql_async::{Conn, OptsBuilder, Statement};
 
 use crate::error::{BACKEND, code, is_interrupted, mapped, server_code};
 use crate::names::Kind;
-use crate::store::{Store, last_rows};
+use crate::store::{Store, last_rows, retried};
 use crate::watch::Watch;
 
 /// Opens the sessions that hold named locks.
@@ -63,13 +63,15 @@ impl SessionDriver for Sessions {
         // the table is read so that missing ones are told now, not at the first token
         let setup = format!(
             "SET SESSION wait_timeout = {idle}, interactive_timeout = {idle}, autocommit = 1, \
-             {statement_limit} = 0; DO (SELECT 1 FROM {} LIMIT 1); \
+             innodb_lock_wait_timeout = 1, {statement_limit} = 0; \
+             DO (SELECT 1 FROM {} LIMIT 1); {}; \
              SELECT GET_LOCK('{marker}', 0), CONNECTION_ID(), @@read_only, \
              @@auto_increment_increment",
-            self.store.tables.token
+            self.store.tables.token,
+            self.store.introduction(&marker)
         );
         let mut facts: Vec<(Option<u8>, u64, u8, u64)> =
-            last_rows(&mut conn, &setup).await.map_err(mapped)?;
+            retried!(last_rows(&mut conn, &setup)).map_err(mapped)?;
         let (taken, id, read_only, step) = facts.pop().ok_or_else(odd_answer)?;
         if taken != Some(1) {
             let detail = "the server did not give a user-level lock that nobody can have";

@@ -17,6 +17,11 @@ use crate::names::{self, Kind, RowId};
 /// sent plus the ttl.
 pub(crate) const NOW: &str = "TIMESTAMPDIFF(MICROSECOND, '1970-01-01', UTC_TIMESTAMP(6))";
 
+/// The token of a row that is new: above those of rows that were purged, which have raised the
+/// floor, and of those that somebody deleted by hand, which were of earlier microseconds.
+pub(crate) const FIRST_TOKEN: &str =
+    "GREATEST(floor + 1, TIMESTAMPDIFF(MICROSECOND, '1970-01-01', UTC_TIMESTAMP(6)))";
+
 /// How often a statement is sent again after the server rolled it back.
 pub(crate) const TRIES: u32 = 10;
 
@@ -54,6 +59,8 @@ pub(crate) struct Store {
     pub(crate) info: ServerInfo,
     pub(crate) namespace: String,
     pub(crate) tables: Tables,
+    /// What the tables call the holder, as a literal.
+    pub(crate) holder: String,
 }
 
 /// The tables' names, quoted.
@@ -65,6 +72,7 @@ pub(crate) struct Tables {
     pub(crate) dedupe: String,
     pub(crate) token: String,
     pub(crate) claim: String,
+    pub(crate) session: String,
 }
 
 impl Tables {
@@ -86,6 +94,7 @@ impl Tables {
             dedupe: table("dedupe"),
             token: table("token"),
             claim: table("claim"),
+            session: table("session"),
         })
     }
 }
@@ -101,6 +110,23 @@ impl Store {
 
     pub(crate) fn lock_name(&self, kind: Kind, key: &Key) -> String {
         names::lock_name(kind, &self.namespace, key)
+    }
+
+    /// The namespace, as a literal.
+    pub(crate) fn scope(&self) -> String {
+        names::hex(self.namespace.as_bytes())
+    }
+
+    /// Writes down whose the connection is that sends it. `marker`: the user-level lock that it has
+    /// as long as it lives.
+    pub(crate) fn introduction(&self, marker: &str) -> String {
+        format!(
+            "REPLACE INTO {} (connection, scope, holder, marker, since) \
+             VALUES (CONNECTION_ID(), {}, {}, '{marker}', {NOW})",
+            self.tables.session,
+            self.scope(),
+            self.holder
+        )
     }
 
     /// A connection outside of any pool.

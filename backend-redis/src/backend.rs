@@ -7,8 +7,8 @@ use async_trait::async_trait;
 use leasehold_core::engine::{ClaimEngine, DedupeEngine, LeaseEngine};
 use leasehold_core::{
     Admission, Backend, Capabilities, Claim, ClaimLock, ClaimOptions, Dedupe, DedupeOptions, Error,
-    ErrorKind, Housekeeping, Inspect, Key, Keys, Lease, LeaseGuard, LeaseOptions, LockGuard,
-    LockOptions, NamedLock, Result,
+    ErrorKind, Housekeeping, Key, Keys, Lease, LeaseGuard, LeaseOptions, LockGuard, LockOptions,
+    NamedLock, Result,
 };
 use tokio::sync::watch;
 
@@ -16,6 +16,7 @@ use crate::Builder;
 use crate::claim::Claims;
 use crate::conn::{Conn, NAME};
 use crate::dedupe::Entries;
+use crate::holder::Told;
 use crate::keys::Kind;
 use crate::lease::Leases;
 use crate::wake::Wakes;
@@ -25,7 +26,8 @@ use crate::wake::Wakes;
 /// See the [crate's page](crate) for how it works and what it does not promise.
 #[derive(Debug)]
 pub struct RedisBackend {
-    conn: Arc<Conn>,
+    pub(crate) conn: Arc<Conn>,
+    _told: Told,
     wakes: Arc<Wakes>,
     locks: Arc<LeaseEngine<Leases>>,
     leases: Arc<LeaseEngine<Leases>>,
@@ -60,12 +62,7 @@ impl RedisBackend {
 
     pub(crate) fn over(conn: Conn) -> Self {
         let conn = Arc::new(conn);
-        let wakes = Arc::new(Wakes::new(
-            &conn.clients()[0],
-            conn.keys.clone(),
-            conn.settings.command_limit,
-            conn.settings.keyspace_events,
-        ));
+        let wakes = Arc::new(Wakes::new(&conn, conn.settings.keyspace_events));
         let leases = |kind| {
             let driver = Leases::new(conn.clone(), wakes.clone(), kind);
             Arc::new(LeaseEngine::new(driver))
@@ -75,6 +72,7 @@ impl RedisBackend {
             leases: leases(Kind::Lease),
             claims: ClaimEngine::new(Claims::new(conn.clone(), wakes.clone())),
             dedupe: DedupeEngine::new(Entries::new(conn.clone())),
+            _told: Told::start(&conn),
             conn,
             wakes,
             closed: OnceLock::new(),
@@ -143,9 +141,6 @@ impl Dedupe for RedisBackend {
         self.dedupe.admit_many(keys, opts).await
     }
 }
-
-#[async_trait]
-impl Inspect for RedisBackend {}
 
 #[async_trait]
 impl Backend for RedisBackend {

@@ -8,7 +8,7 @@ use fred::types::ConnectHandle;
 use fred::types::config::{
     Config, ConnectionConfig, PerformanceConfig, ReconnectPolicy, UnresponsiveConfig,
 };
-use leasehold_core::{Error, ErrorKind, MAX_TTL, Result};
+use leasehold_core::{Error, ErrorKind, Holder, MAX_TTL, Result};
 
 use crate::RedisBackend;
 use crate::check::check;
@@ -28,6 +28,7 @@ pub struct Builder {
     cluster_tag: Option<String>,
     connections: usize,
     allow_eviction: bool,
+    holder: Option<Holder>,
     settings: Settings,
 }
 
@@ -38,12 +39,14 @@ impl Default for Builder {
             cluster_tag: None,
             connections: 1,
             allow_eviction: false,
+            holder: None,
             settings: Settings {
                 command_limit: Duration::from_secs(5),
                 lock_ttl: Duration::from_secs(10),
                 claim_ttl: Duration::from_secs(10),
                 replicas: 0,
                 keyspace_events: false,
+                holder: Holder::this_process(),
             },
         }
     }
@@ -65,6 +68,14 @@ impl Builder {
     /// namespace must be given the same.
     pub fn cluster_tag(mut self, tag: impl Into<String>) -> Self {
         self.cluster_tag = Some(tag.into());
+        self
+    }
+
+    /// Who the handle's locks, leases, claims and dedupe entries say that they belong to, and what
+    /// the handle's connections are called (`CLIENT SETNAME`; not those of a client or pool that
+    /// is brought along). Default [`Holder::this_process`], a new one for each handle.
+    pub fn holder(mut self, holder: Holder) -> Self {
+        self.holder = Some(holder);
         self
     }
 
@@ -200,7 +211,7 @@ impl Builder {
     /// # Cancel safety
     /// As [`connect`](Self::connect).
     pub async fn connect_quorum<U: AsRef<str>>(
-        self,
+        mut self,
         urls: impl IntoIterator<Item = U>,
     ) -> Result<RedisQuorum> {
         self.check_options().map_err(|error| error.at(NAME, "connect"))?;
@@ -212,6 +223,8 @@ impl Builder {
             let detail = "a quorum has three independent servers or more, and no cluster";
             return Err(Error::new(ErrorKind::InvalidOptions, detail).at(NAME, "connect"));
         }
+        // one for all servers
+        self.holder.get_or_insert_with(Holder::this_process);
         let opening = configs.into_iter().map(|config| self.open_member(config));
         let opened = futures_util::future::join_all(opening).await;
         let (mut members, mut failed) = (Vec::with_capacity(count), Vec::new());
@@ -251,7 +264,7 @@ impl Builder {
         }
         let keys = Keyspace::new(&self.namespace, self.cluster_tag.clone(), false)?;
         let (clients, tasks) = opened.take();
-        Ok((Member::new(Conn::new(clients, tasks, keys, self.settings.clone())), reached))
+        Ok((Member::new(Conn::new(clients, tasks, keys, self.settings())), reached))
     }
 
     async fn with_clients(self, clients: Vec<Client>) -> Result<RedisBackend> {
@@ -270,10 +283,19 @@ impl Builder {
             let detail = "keyspace events are not listened to in a cluster";
             return Err(Error::new(ErrorKind::InvalidOptions, detail));
         }
+        let settings = self.settings();
         let keys = Keyspace::new(&self.namespace, self.cluster_tag, clustered)?;
         check(first, self.settings.command_limit, self.allow_eviction).await?;
         let (clients, tasks) = opened.take();
-        Ok(RedisBackend::over(Conn::new(clients, tasks, keys, self.settings)))
+        let conn = Conn::new(clients, tasks, keys, settings);
+        // before anything can be held
+        conn.tell_holder().await;
+        Ok(RedisBackend::over(conn))
+    }
+
+    fn settings(&self) -> Settings {
+        let holder = self.holder.clone().unwrap_or_else(Holder::this_process);
+        Settings { holder, ..self.settings.clone() }
     }
 
     fn check_options(&self) -> Result<()> {

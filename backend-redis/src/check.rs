@@ -13,9 +13,9 @@ use crate::error::{mapped, strange};
 use crate::locks::number;
 
 /// Older servers run scripts without flags, and have no sharded publish.
-const OLDEST: u32 = 7;
+pub(crate) const OLDEST: u32 = 7;
 /// 2025-01-01 in µs since 1970: a clock before it was never set.
-const SANE: u64 = 1_735_689_600_000_000;
+pub(crate) const SANE: u64 = 1_735_689_600_000_000;
 
 /// Refuses a server that cannot keep the promises.
 pub(crate) async fn check(client: &Client, limit: Duration, evicting: bool) -> Result<()> {
@@ -35,6 +35,7 @@ async fn check_one(
     server: Option<Server>,
 ) -> Result<()> {
     let at = server.as_ref().map(|server| format!(" at {server}")).unwrap_or_default();
+    let clustered = server.is_some();
     let unsupported = |detail: String| Err(Error::new(ErrorKind::Unsupported, detail));
     let client = client.with_options(&Options {
         max_attempts: Some(1),
@@ -58,6 +59,12 @@ async fn check_one(
                 return unsupported(format!(
                     "the server{at} is {version}, it must be {OLDEST}.0 or later"
                 ));
+            }
+            // Valkey calls the mode by another name than Redis
+            if !clustered && said("cluster_enabled") == "1" {
+                return unsupported(
+                    "the server is part of a cluster: connect to redis-cluster://".to_owned(),
+                );
             }
             if said("role") == "slave" {
                 return unsupported(format!("the server{at} is a replica: connect to the primary"));

@@ -1,13 +1,15 @@
 //! [`Conn`]: the connections of a handle, and how scripts and commands are run on them.
 
-use std::sync::{Mutex, PoisonError};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use fred::clients::{Client, WithOptions};
 use fred::interfaces::ClientLike;
 use fred::types::config::Options;
 use fred::types::{ClusterHash, ConnectHandle, CustomCommand, Value};
-use leasehold_core::{Error, ErrorKind, Result};
+use leasehold_core::{Error, ErrorKind, Holder, Result};
+use tokio::sync::Notify;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
@@ -30,6 +32,32 @@ pub(crate) struct Settings {
     pub(crate) claim_ttl: Duration,
     pub(crate) replicas: u32,
     pub(crate) keyspace_events: bool,
+    pub(crate) holder: Holder,
+}
+
+/// What decides how long, and when, the handle's holder is written down.
+#[derive(Debug)]
+pub(crate) struct Telling {
+    /// The longest ttl that was asked for, in ms.
+    longest: AtomicU64,
+    /// It is to be written anew.
+    pub(crate) again: Notify,
+}
+
+impl Telling {
+    pub(crate) fn longest(&self) -> Duration {
+        Duration::from_millis(self.longest.load(Ordering::Relaxed))
+    }
+
+    /// Something is asked for that may be held for so long without a renewal.
+    pub(crate) fn keep_for(&self, ttl: Duration) {
+        let millis = u64::try_from(ttl.as_millis()).unwrap_or(u64::MAX);
+        if millis > self.longest.load(Ordering::Relaxed)
+            && millis > self.longest.fetch_max(millis, Ordering::Relaxed)
+        {
+            self.again.notify_one();
+        }
+    }
 }
 
 /// What a script is given.
@@ -53,6 +81,7 @@ pub(crate) struct Conn {
     pub(crate) tasks_of_claims: TaskTracker,
     pub(crate) acquisitions: Queue<Wanted>,
     pub(crate) releases: Queue<Held>,
+    pub(crate) told: Arc<Telling>,
 }
 
 impl Conn {
@@ -62,15 +91,18 @@ impl Conn {
         keys: Keyspace,
         settings: Settings,
     ) -> Self {
+        let longest = settings.lock_ttl.max(settings.claim_ttl).as_millis();
+        let longest = AtomicU64::new(u64::try_from(longest).unwrap_or(u64::MAX));
         Self {
             clients,
             tasks: Mutex::new(tasks),
-            keys,
+            keys: keys.of_instance(settings.holder.instance),
             settings,
             closing: CancellationToken::new(),
             tasks_of_claims: TaskTracker::new(),
             acquisitions: Queue::default(),
             releases: Queue::default(),
+            told: Arc::new(Telling { longest, again: Notify::new() }),
         }
     }
 
@@ -82,6 +114,11 @@ impl Conn {
     /// All of them.
     pub(crate) fn clients(&self) -> &[Client] {
         &self.clients
+    }
+
+    /// Whether the handle opened them itself.
+    pub(crate) fn owns_clients(&self) -> bool {
+        !self.tasks.lock().unwrap_or_else(PoisonError::into_inner).is_empty()
     }
 
     /// How long the engines wait for an answer: a little more than the command's own limit, so
@@ -126,7 +163,10 @@ impl Conn {
         };
         match request("EVALSHA", &script.sha).await {
             // restarted, failed over or flushed: this runs it and makes it known again
-            Err(error) if is_noscript(&error) => request("EVAL", script.text).await,
+            Err(error) if is_noscript(&error) => {
+                self.told.again.notify_one();
+                request("EVAL", script.text).await
+            }
             answer => answer,
         }
     }

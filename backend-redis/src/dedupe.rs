@@ -11,7 +11,7 @@ use leasehold_core::{Error, ErrorKind, FencingToken, Key, Result};
 
 use crate::conn::{Conn, NAME, Words};
 use crate::error::{is_answer, mapped, strange};
-use crate::keys::{KEEP_LAST, KEEP_MARK, Kind, Place, hex, millis};
+use crate::keys::{KEEP_LAST, KEEP_MARK, Kind, Place, millis};
 use crate::locks::{array, number};
 use crate::script::{ADMIT, SETTLE};
 
@@ -66,7 +66,7 @@ impl Conn {
                 keys.push(Value::from(place.name.as_str()));
                 keys.push(self.keys.last(Kind::Dedupe, &place.tag));
                 keys.push(self.keys.mark(&place.tag, question.owner));
-                args.push(hex(question.owner).into());
+                args.push(self.keys.owner(question.owner).into());
                 args.push(question.in_progress.map_or(Value::Integer(0), millis));
                 args.push(millis(question.retain));
                 args.push(Value::from_static_str(if question.by_claim { "c" } else { "p" }));
@@ -114,7 +114,7 @@ impl Conn {
         let words = || Words {
             keys: vec![Value::from(place.name.as_str()), self.keys.mark(&place.tag, owner)],
             args: vec![
-                hex(owner).into(),
+                self.keys.owner(owner).into(),
                 retain.map_or(Value::Integer(0), millis),
                 millis(KEEP_MARK),
             ],
@@ -155,6 +155,8 @@ impl DedupeDriver for Entries {
     }
 
     async fn admit(&self, items: &[Admit]) -> Result<Vec<AdmitAnswer>> {
+        let longest = items.iter().filter_map(|item| item.in_progress).max();
+        self.conn.told.keep_for(longest.unwrap_or_default());
         let questions: Vec<Question> = items
             .iter()
             .map(|item| Question {

@@ -4,6 +4,7 @@ use std::fmt::Write;
 use std::time::Duration;
 
 use fred::types::Value;
+pub(crate) use leasehold_core::Kind;
 use leasehold_core::backend::Owner;
 use leasehold_core::{Error, ErrorKind, Key, Result};
 
@@ -14,26 +15,6 @@ pub(crate) const KEEP_MARK: Duration = Duration::from_secs(5 * 60);
 /// Into so many slots the keys of one kind are spread: enough for any cluster, and few enough that
 /// the keys of many leases share one, to be renewed by one script.
 const SPREAD: u64 = 256;
-
-/// What kind of thing a key names. Kinds never meet.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Kind {
-    Lock,
-    Lease,
-    Claim,
-    Dedupe,
-}
-
-impl Kind {
-    fn name(self) -> &'static str {
-        match self {
-            Self::Lock => "lock",
-            Self::Lease => "lease",
-            Self::Claim => "claim",
-            Self::Dedupe => "dedupe",
-        }
-    }
-}
 
 /// The names of one handle.
 ///
@@ -47,6 +28,17 @@ pub(crate) struct Keyspace {
     tag: Option<String>,
     claim_tag: String,
     clustered: bool,
+    /// Outside of a cluster, where all keys share them.
+    shared: Shared,
+    /// By which the holder of an owner is found.
+    instance: u32,
+}
+
+/// Names that are the same in every request, ready to be sent.
+#[derive(Clone, Debug)]
+struct Shared {
+    last: Value,
+    channel: Value,
 }
 
 /// The place of one key.
@@ -81,12 +73,37 @@ impl Keyspace {
                 _ => escaped.push(c),
             }
         }
-        Ok(Self {
+        let none = Shared { last: Value::Null, channel: Value::Null };
+        let mut keys = Self {
             prefix: format!("leasehold:{escaped}:"),
             claim_tag: tag.clone().unwrap_or(escaped),
             tag,
             clustered,
-        })
+            shared: none,
+            instance: 0,
+        };
+        let tag = &keys.claim_tag;
+        keys.shared = Shared {
+            last: keys.named(tag, "last", Kind::Lease.as_str()).into(),
+            channel: keys.channel(tag).into(),
+        };
+        Ok(keys)
+    }
+
+    /// The same, for the owners of a handle.
+    pub(crate) fn of_instance(self, instance: u32) -> Self {
+        Self { instance, ..self }
+    }
+
+    /// An owner as the scripts know it: 32 hex digits, of which the first 8 are the handle's
+    /// instance. The other 96 bits are random.
+    pub(crate) fn owner(&self, owner: Owner) -> String {
+        hex(Owner((owner.0 & (u128::MAX >> 32)) | (u128::from(self.instance) << 96)))
+    }
+
+    /// The key under which a handle's holder is found. They share a slot.
+    pub(crate) fn holder(&self, instance: u32) -> Value {
+        self.named(&self.claim_tag, "holder", &format!("{instance:08x}")).into()
     }
 
     /// Whether slots matter.
@@ -101,7 +118,7 @@ impl Keyspace {
 
     /// What the news of a key are called; two keys may share it.
     pub(crate) fn wake(&self, kind: Kind, key: &Key) -> u64 {
-        let parts = [self.prefix.as_bytes(), kind.name().as_bytes(), b":"];
+        let parts = [self.prefix.as_bytes(), kind.as_str().as_bytes(), b":"];
         hash(parts.into_iter().chain([key.as_str().as_bytes()]))
     }
 
@@ -112,7 +129,7 @@ impl Keyspace {
             (None, Kind::Claim) => self.claim_tag.clone(),
             (None, _) => (wake % SPREAD).to_string(),
         };
-        let name = self.named(&tag, kind.name(), key.as_str());
+        let name = self.named(&tag, kind.as_str(), key.as_str());
         Place { name, tag, wake }
     }
 
@@ -126,14 +143,20 @@ impl Keyspace {
         name
     }
 
-    /// The key of the last token of a slot.
+    /// The key of the last token of the claims or the entries of a slot.
     pub(crate) fn last(&self, kind: Kind, tag: &str) -> Value {
-        self.named(tag, "last", kind.name()).into()
+        self.named(tag, "last", kind.as_str()).into()
+    }
+
+    /// The key of the last token of the leases and named locks: of a slot, or of all.
+    pub(crate) fn last_lease(&self, tag: &str) -> Value {
+        if self.clustered { self.last(Kind::Lease, tag) } else { self.shared.last.clone() }
     }
 
     /// The key that marks a request as given up.
     pub(crate) fn mark(&self, tag: &str, owner: Owner) -> Value {
-        self.named(tag, "gone", &hex(owner)).into()
+        let tag = if self.clustered { tag } else { &self.claim_tag };
+        self.named(tag, "gone", &self.owner(owner)).into()
     }
 
     /// The channel on which the news of a slot are published.
@@ -143,6 +166,11 @@ impl Keyspace {
         } else {
             format!("{}wake", self.prefix)
         }
+    }
+
+    /// The same as a word of a request.
+    pub(crate) fn channel_word(&self, tag: &str) -> Value {
+        if self.clustered { self.channel(tag).into() } else { self.shared.channel.clone() }
     }
 
     /// The command that publishes news.
@@ -155,16 +183,54 @@ impl Keyspace {
         &self.prefix
     }
 
+    /// A key for questions about permissions.
+    pub(crate) fn example(&self) -> String {
+        self.named(&self.claim_tag, Kind::Lock.as_str(), "doctor")
+    }
+
+    /// The pattern of the channels on which the events of our keys are published.
+    pub(crate) fn events(&self, database: u8) -> String {
+        format!("__keyspace@{database}__:{}*", glob_escaped(&self.prefix))
+    }
+
     /// The news' name of a key of the server, if it is one of ours.
     pub(crate) fn wake_of(&self, name: &str) -> Option<u64> {
+        let (kind, key) = self.parsed(name)?;
+        (kind != Kind::Dedupe).then(|| self.wake(kind, &key))
+    }
+
+    /// The kind and name of a key of the server, if it is one of ours.
+    pub(crate) fn parsed(&self, name: &str) -> Option<(Kind, Key)> {
         let rest = name.strip_prefix(&self.prefix)?.strip_prefix('{')?;
         let (_, rest) = rest.split_once("}:")?;
         let (kind, key) = rest.split_once(':')?;
-        let kind = [Kind::Lock, Kind::Lease, Kind::Claim]
-            .into_iter()
-            .find(|known| known.name() == kind)?;
-        Some(self.place(kind, &Key::new(key).ok()?).wake)
+        let kind = Kind::ALL.into_iter().find(|known| known.as_str() == kind)?;
+        Some((kind, Key::new(key).ok()?))
     }
+
+    /// A pattern of the server for the keys of a kind (all kinds without one) whose names begin
+    /// with `start`. Others may match too.
+    pub(crate) fn pattern(&self, kind: Option<Kind>, start: &str) -> String {
+        let tag = match (&self.tag, kind) {
+            (Some(tag), _) => glob_escaped(tag),
+            (None, Some(Kind::Claim)) => glob_escaped(&self.claim_tag),
+            (None, _) => "*".to_owned(),
+        };
+        let kind = kind.map_or("*", Kind::as_str);
+        format!("{}{{{tag}}}:{kind}:{}*", glob_escaped(&self.prefix), glob_escaped(start))
+    }
+}
+
+/// Takes the meaning from what would be a wildcard.
+pub(crate) fn glob_escaped(text: &str) -> String {
+    let mut escaped = String::with_capacity(text.len());
+    for c in text.chars() {
+        if matches!(c, '*' | '?' | '[' | ']' | '\\') {
+            escaped.push('\\');
+        }
+        escaped.push(c);
+    }
+    escaped
 }
 
 /// FNV-1a, with the finish of `splitmix64` to spread it over all bits: all processes of all
@@ -179,16 +245,13 @@ fn hash<'a>(parts: impl Iterator<Item = &'a [u8]>) -> u64 {
     hash ^ (hash >> 31)
 }
 
-/// An owner as the scripts know it: 32 hex digits.
-pub(crate) fn hex(owner: Owner) -> String {
+fn hex(owner: Owner) -> String {
     const DIGITS: &[u8; 16] = b"0123456789abcdef";
-    owner
-        .0
-        .to_be_bytes()
-        .iter()
-        .flat_map(|byte| [byte >> 4, byte & 15])
-        .map(|digit| char::from(DIGITS[usize::from(digit)]))
-        .collect()
+    let mut text = String::with_capacity(32);
+    for byte in owner.0.to_be_bytes() {
+        text.extend([byte >> 4, byte & 15].map(|digit| char::from(DIGITS[usize::from(digit)])));
+    }
+    text
 }
 
 /// A time in whole milliseconds, rounded up: never zero, never shorter than asked for.
@@ -209,17 +272,24 @@ mod tests {
     /// B70: names with braces share the slot of their helper keys and never change it.
     #[test]
     fn helper_keys_share_the_slot_for_any_name() {
-        let keys = Keyspace::new("a{b}:c", None, true).unwrap();
+        let keys = Keyspace::new("a{b}:c", None, true).unwrap().of_instance(7);
         for name in ["a", "{a}", "a{b}c", "{}", "}{", "{a", "{}{x}", "}:{", "%7b"] {
             let place = keys.place(Kind::Lease, &Key::new(name).unwrap());
             let wanted = slot(&place.name);
             assert_eq!(wanted, slot(&format!("{{{}}}", place.tag)), "{name}");
-            let last = keys.last(Kind::Lease, &place.tag).into_string().unwrap();
-            let mark = keys.mark(&place.tag, Owner::fresh()).into_string().unwrap();
-            assert_eq!(slot(&last), wanted);
-            assert_eq!(slot(&mark), wanted);
+            let owner = Owner::fresh();
+            let mark = keys.mark(&place.tag, owner).into_string().unwrap();
+            let last = keys.last_lease(&place.tag).into_string().unwrap();
+            let made = last.replace("last:lease", &format!("gone:{}", keys.owner(owner)));
+            assert_eq!(mark, made, "the scripts put it together like this");
+            let others = keys.last(Kind::Dedupe, &place.tag).into_string().unwrap();
+            for helper in [mark, last, others] {
+                assert_eq!(slot(&helper), wanted, "{helper}");
+            }
             assert_eq!(slot(&keys.channel(&place.tag)), wanted);
             assert_eq!(keys.wake_of(&place.name), Some(place.wake));
+            let parsed = keys.parsed(&place.name).unwrap();
+            assert_eq!(parsed, (Kind::Lease, Key::new(name).unwrap()));
         }
     }
 
@@ -254,6 +324,27 @@ mod tests {
             .map(|n| keys.place(Kind::Lease, &Key::new(n.to_string()).unwrap()).tag)
             .collect();
         assert_eq!(tags.len() as u64, SPREAD, "the keys are not spread");
+    }
+
+    /// The instance is told by the first digits, and the rest differs for each acquisition.
+    #[test]
+    fn an_owner_tells_its_instance() {
+        let keys = Keyspace::new("orders", None, false).unwrap().of_instance(0x9f31_c0aa);
+        assert_eq!(keys.owner(Owner(u128::MAX)), format!("9f31c0aa{}", "f".repeat(24)));
+        assert_eq!(keys.owner(Owner(5)), format!("9f31c0aa{:024x}", 5));
+        let holder = keys.holder(0xaa).into_string().unwrap();
+        assert_eq!(holder, "leasehold:orders:{orders}:holder:000000aa");
+    }
+
+    #[test]
+    fn patterns_take_no_name_for_a_wildcard() {
+        let keys = Keyspace::new("a*b", None, true).unwrap();
+        let pattern = keys.pattern(Some(Kind::Lease), "job[1]?");
+        assert_eq!(pattern, r"leasehold:a\*b:{*}:lease:job\[1\]\?*");
+        let pattern = keys.pattern(Some(Kind::Claim), "");
+        assert_eq!(pattern, r"leasehold:a\*b:{a\*b}:claim:*");
+        let tagged = Keyspace::new("a", Some("t\\".into()), true).unwrap();
+        assert_eq!(tagged.pattern(None, "x"), r"leasehold:a:{t\\}:*:x*");
     }
 
     #[test]

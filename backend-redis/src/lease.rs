@@ -38,9 +38,10 @@ impl LeaseDriver for Leases {
     }
 
     async fn acquire(&self, key: &Key, owner: Owner, ttl: Duration) -> Result<LeaseTry> {
+        self.conn.told.keep_for(ttl);
         let place = self.place(key);
         let tag = place.tag.clone();
-        let taken = self.conn.acquire(self.kind, place, owner, ttl).await?;
+        let taken = self.conn.acquire(place, owner, ttl).await?;
         if matches!(taken, LeaseTry::Busy { .. }) {
             self.wakes.want(&tag);
         }

@@ -19,8 +19,8 @@
 //!
 //! # How it works
 //!
-//! - Everything is a key with a ttl, and every step is a Lua script that compares the owner, 128
-//!   random bits, fresh for each acquisition. A repeated request finds its own lock; a stale one
+//! - Everything is a key with a ttl, and every step is a Lua script that compares the owner, 32 bits
+//!   of the handle and 96 random ones, fresh for each acquisition. A repeated request finds its own lock; a stale one
 //!   finds somebody else's and does nothing. A request that was given up is marked, so that it is
 //!   refused if it arrives after its own release.
 //! - Keys are named `leasehold:<namespace>:{<tag>}:<kind>:<key>`. The tag decides the slot in a
@@ -47,8 +47,9 @@
 //! # Fencing tokens
 //!
 //! A token is the larger of the last one plus one and the server's clock in µs. The last one is
-//! remembered for each kind and slot (256 of them, whatever the number of names), until the clock
-//! has caught up with it and a day longer. So tokens rise
+//! remembered for each kind and slot (256 of them, whatever the number of names; outside of a
+//! cluster one for all leases and named locks), until the clock has caught up with it and a day
+//! longer. So tokens rise
 //! - always, while the data is there, also if the server's clock is set back (by up to a day if
 //!   nothing was acquired in the slot for a day);
 //! - across `FLUSHALL`, a restart without persistence and a failover to a replica that lags,
@@ -72,6 +73,16 @@
 //! - `first_seen` in a claim holds back other claims that ask for the same key until the claim
 //!   ends, at most 10 s; [`Dedupe`](leasehold_core::Dedupe) calls see it in progress.
 //!
+//! # Who holds what
+//!
+//! An owner's first 32 bits are the handle's instance, and a key of the handle's own,
+//! `…:holder:<instance>`, has its [`Holder`](leasehold_core::Holder), so that
+//! [`Inspect`](leasehold_core::Inspect) can tell it and acquisitions write nothing for it. It is
+//! written anew every minute and kept for 15 minutes longer than the longest ttl that the handle has
+//! asked for; afterwards the instance alone is shown. Lists come by `SCAN`. A forced release deletes
+//! the key and publishes that: a holder that listens is told at once, others with the next renewal;
+//! a claim then commits nothing.
+//!
 //! # The server
 //!
 //! A handle refuses a server that may evict keys (any `maxmemory-policy` but `noeviction`, unless
@@ -93,7 +104,7 @@
 //!
 //! `+spublish +ssubscribe +cluster|slots +cluster|info` in place of `+publish +subscribe` in a
 //! cluster, `+wait` with [`Builder::wait_replicas`], `+psubscribe` with
-//! [`Builder::keyspace_events`]. Without `info` the server goes unchecked; without `subscribe` and
+//! [`Builder::keyspace_events`]. [`INSPECT_COMMANDS`] are for operators. Without `info` the server goes unchecked; without `subscribe` and
 //! `ping` waiters poll.
 
 mod backend;
@@ -104,6 +115,8 @@ mod claim;
 mod conn;
 mod dedupe;
 mod error;
+mod holder;
+mod inspect;
 mod keys;
 mod lease;
 mod locks;
@@ -118,6 +131,10 @@ pub use builder::Builder;
 pub use fred;
 pub use quorum::RedisQuorum;
 pub use tx::RedisTx;
+
+/// The commands that make inspection complete, in the form of `ACL SETUSER … +command`: for lists
+/// of holdings, for the settings that `diagnose` looks at, and for the names of connections.
+pub const INSPECT_COMMANDS: &[&str] = &["scan", "config|get", "client|setname"];
 
 /// The commands that the server's user needs, in the form of `ACL SETUSER … +command`.
 pub const LEAST_COMMANDS: &[&str] = &[

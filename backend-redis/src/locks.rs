@@ -9,7 +9,7 @@ use std::time::Duration;
 use crate::batch::{self, Queue, Request};
 use crate::conn::{Conn, Words};
 use crate::error::strange;
-use crate::keys::{KEEP_LAST, KEEP_MARK, Kind, Place, hex, millis};
+use crate::keys::{KEEP_LAST, KEEP_MARK, Kind, Place, millis};
 use crate::script::{ACQUIRE, CLAIM, RELEASE, RENEW};
 
 /// A busy lock without a ttl is somebody else's doing: looked at again after this time.
@@ -22,12 +22,11 @@ impl Conn {
     /// Takes a lock; what is asked for at the same time goes out together.
     pub(crate) async fn acquire(
         self: &Arc<Self>,
-        kind: Kind,
         place: Place,
         owner: Owner,
         ttl: Duration,
     ) -> Result<LeaseTry> {
-        batch::ask(self, Wanted { kind, place, owner, ttl }).await
+        batch::ask(self, Wanted { place, owner, ttl }).await
     }
 
     /// Takes locks that one script may touch.
@@ -36,27 +35,24 @@ impl Conn {
             return Ok(Vec::new());
         };
         let words = || {
-            let mut keys = Vec::with_capacity(3 * wanted.len());
+            let mut keys = Vec::with_capacity(1 + wanted.len());
             let mut args = Vec::with_capacity(1 + 2 * wanted.len());
+            keys.push(self.keys.last_lease(&first.place.tag));
             args.push(millis(KEEP_LAST));
-            for Wanted { kind, place, owner, ttl } in wanted {
-                keys.push(self.keys.last(*kind, &place.tag));
-                keys.push(self.keys.mark(&place.tag, *owner));
+            for Wanted { place, owner, ttl } in wanted {
                 keys.push(Value::from(place.name.as_str()));
-                args.push(hex(*owner).into());
+                args.push(self.keys.owner(*owner).into());
                 args.push(millis(*ttl));
             }
             Words { keys, args }
         };
         let answer = self.call(&ACQUIRE, first.place.wake, words).await?;
         let parts = array(&answer)?;
-        if parts.len() != 2 * wanted.len() {
+        if parts.len() != wanted.len() {
             return Err(strange(&answer));
         }
-        let taken: Result<Vec<LeaseTry>> = parts
-            .chunks_exact(2)
-            .map(|pair| read(&pair[0], &pair[1]).ok_or_else(|| strange(&answer)))
-            .collect();
+        let taken: Result<Vec<LeaseTry>> =
+            parts.iter().map(|part| taken(part).ok_or_else(|| strange(&answer))).collect();
         let taken = taken?;
         if taken.iter().any(|taken| matches!(taken, LeaseTry::Acquired(_))) {
             self.replicated(&first.place).await?;
@@ -77,7 +73,7 @@ impl Conn {
             keys.push(self.keys.last(Kind::Claim, tag));
             keys.push(self.keys.mark(tag, owner));
             keys.extend(places.iter().map(|place| Value::from(place.name.as_str())));
-            let args = vec![hex(owner).into(), millis(ttl), millis(KEEP_LAST)];
+            let args = vec![self.keys.owner(owner).into(), millis(ttl), millis(KEEP_LAST)];
             Words { keys, args }
         };
         let answer = self.call(&CLAIM, first_wake(places), words).await?;
@@ -117,7 +113,7 @@ impl Conn {
             let words = || Words {
                 keys: chosen().map(|(place, ..)| Value::from(place.name.as_str())).collect(),
                 args: chosen()
-                    .flat_map(|(_, owner, ttl)| [hex(*owner).into(), millis(*ttl)])
+                    .flat_map(|(_, owner, ttl)| [self.keys.owner(*owner).into(), millis(*ttl)])
                     .collect(),
             };
             let wake = chosen().next().map_or(0, |(place, ..)| place.wake);
@@ -147,30 +143,29 @@ impl Conn {
     /// Frees a lock if `owner` has it, without refusing what it asks for later.
     pub(crate) async fn give_back(&self, place: Place, owner: Owner) -> Result<bool> {
         let held = [Held { place, owner }];
-        // as short as a mark can be: the scripts know no other way
-        let freed = self.release_marked(&held, Duration::from_millis(1)).await?;
+        let freed = self.release_marked(&held, None).await?;
         Ok(freed.first() == Some(&true))
     }
 
     /// Frees locks that one script may touch; says of each whether its owner had it.
     pub(crate) async fn release_all(&self, held: &[Held]) -> Result<Vec<bool>> {
-        self.release_marked(held, KEEP_MARK).await
+        self.release_marked(held, Some(KEEP_MARK)).await
     }
 
-    async fn release_marked(&self, held: &[Held], mark: Duration) -> Result<Vec<bool>> {
+    async fn release_marked(&self, held: &[Held], mark: Option<Duration>) -> Result<Vec<bool>> {
         let Some(Held { place: first, .. }) = held.first() else {
             return Ok(Vec::new());
         };
         let words = || {
-            let mut keys = Vec::with_capacity(2 * held.len());
+            let mut keys = Vec::with_capacity(1 + held.len());
             let mut args = Vec::with_capacity(3 + 2 * held.len());
-            args.push(millis(mark));
+            keys.push(self.keys.last_lease(&first.tag));
+            args.push(mark.map_or(Value::Integer(0), millis));
             args.push(self.keys.publish());
-            args.push(self.keys.channel(&first.tag).into());
+            args.push(self.keys.channel_word(&first.tag));
             for Held { place, owner } in held {
-                keys.push(self.keys.mark(&place.tag, *owner));
                 keys.push(Value::from(place.name.as_str()));
-                args.push(hex(*owner).into());
+                args.push(self.keys.owner(*owner).into());
                 args.push(place.wake.to_string().into());
             }
             Words { keys, args }
@@ -187,7 +182,6 @@ impl Conn {
 /// A lock that somebody wants.
 #[derive(Clone, Debug)]
 pub(crate) struct Wanted {
-    kind: Kind,
     place: Place,
     owner: Owner,
     ttl: Duration,
@@ -232,19 +226,28 @@ impl Request for Held {
     }
 }
 
-/// What a script says of a lock; none if that is not understood.
+/// What the script says of a lock; none if that is not understood.
+fn taken(answer: &Value) -> Option<LeaseTry> {
+    match answer {
+        Value::Integer(left) => Some(busy(*left)),
+        token => Some(LeaseTry::Acquired(FencingToken(number(Some(token))?))),
+    }
+}
+
+/// What a script says of the locks of a claim.
 fn read(code: &Value, value: &Value) -> Option<LeaseTry> {
     match code.as_i64()? {
         1 => Some(LeaseTry::Acquired(FencingToken(number(Some(value))?))),
-        0 => {
-            let left = value.as_i64().and_then(|left| u64::try_from(left).ok());
-            let expires_in = left.map_or(UNKNOWN_TTL, Duration::from_millis);
-            Some(LeaseTry::Busy { expires_in })
-        }
+        0 => Some(busy(value.as_i64()?)),
         // a request that was given up and arrived late: nobody waits for this answer
-        -1 => Some(LeaseTry::Busy { expires_in: UNKNOWN_TTL }),
+        -1 => Some(busy(-1)),
         _ => None,
     }
+}
+
+fn busy(left: i64) -> LeaseTry {
+    let expires_in = u64::try_from(left).map_or(UNKNOWN_TTL, Duration::from_millis);
+    LeaseTry::Busy { expires_in }
 }
 
 /// A script may touch one slot of a cluster, and any key elsewhere.

@@ -6,14 +6,15 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use async_trait::async_trait;
+use fred::interfaces::ClientLike;
 use futures_util::future::join_all;
 use leasehold_core::backend::{
     LeaseDriver, LeaseLimits, LeaseTry, Owner, Renewal, Wake, WakeSource,
 };
 use leasehold_core::engine::LeaseEngine;
 use leasehold_core::{
-    Error, ErrorKind, FencingToken, Key, Lease, LeaseGuard, LeaseOptions, LockGuard, LockOptions,
-    NamedLock, Result,
+    Error, ErrorKind, FencingToken, Finding, Inspect, Key, Lease, LeaseGuard, LeaseOptions,
+    LockGuard, LockOptions, NamedLock, Result,
 };
 use tokio::sync::mpsc;
 use tokio::task::JoinSet;
@@ -21,7 +22,9 @@ use tokio::task::JoinSet;
 use crate::claim::jittered;
 use crate::conn::{Conn, NAME, Words};
 use crate::error::strange;
-use crate::keys::{KEEP_LAST, Kind, Place, hex, millis};
+use crate::holder::Told;
+use crate::inspect::{of_server, unreached};
+use crate::keys::{KEEP_LAST, Kind, Place, millis};
 use crate::script::RAISE;
 use crate::wake::Wakes;
 
@@ -50,6 +53,10 @@ const VOTES: u32 = 4;
 ///   transaction.
 /// - A server that did not answer may keep a lock that was not won until its ttl has passed: that
 ///   concerns a minority only.
+/// - It does not tell who holds what, and releases nothing by force (of [`Inspect`], it has
+///   [`diagnose`](Inspect::diagnose) only): a
+///   [`RedisBackend`](crate::RedisBackend) on one of the servers, in the same namespace, tells what
+///   that server knows. What is released by force on a majority of them is lost.
 /// - It costs two round trips to all servers, and votes may be split under contention: then it
 ///   tries again after a random pause, and [`LeaseOptions::try_once`] may miss a free lock.
 ///
@@ -69,13 +76,14 @@ pub struct RedisQuorum {
 pub(crate) struct Member {
     conn: Arc<Conn>,
     wakes: Wakes,
+    _told: Told,
 }
 
 impl Member {
     pub(crate) fn new(conn: Conn) -> Self {
-        let (keys, limit) = (conn.keys.clone(), conn.settings.command_limit);
-        let wakes = Wakes::new(&conn.clients()[0], keys, limit, false);
-        Self { conn: Arc::new(conn), wakes }
+        let wakes = Wakes::new(&conn, false);
+        let conn = Arc::new(conn);
+        Self { _told: Told::start(&conn), conn, wakes }
     }
 }
 
@@ -120,6 +128,34 @@ impl NamedLock for RedisQuorum {
 impl Lease for RedisQuorum {
     async fn lease(&self, key: &Key, opts: LeaseOptions) -> Result<Option<LeaseGuard>> {
         self.leases.lease(key, opts).await
+    }
+}
+
+/// Only [`diagnose`](Inspect::diagnose) is told, of each server.
+#[async_trait]
+impl Inspect for RedisQuorum {
+    async fn diagnose(&self) -> Result<Vec<Finding>> {
+        let asked = join_all(self.servers.iter().map(|server| server.conn.diagnose())).await;
+        let (mut findings, mut failed) = (Vec::new(), None);
+        let mut reached = 0;
+        for (server, found) in self.servers.iter().zip(asked) {
+            let hosts = server.conn.clients()[0].client_config().server.hosts();
+            let at = hosts.first().map_or_else(String::new, |host| format!("{host}: "));
+            match found {
+                Ok(found) => {
+                    reached += 1;
+                    findings.extend(found.into_iter().map(|finding| of_server(&at, finding)));
+                }
+                Err(error) => {
+                    findings.push(unreached(&at, &error));
+                    failed = Some(error);
+                }
+            }
+        }
+        match failed {
+            Some(error) if reached == 0 => Err(error.at(NAME, "diagnose")),
+            _ => Ok(findings),
+        }
     }
 }
 
@@ -170,11 +206,11 @@ impl Votes {
     }
 
     async fn vote(&self, place: &Place, owner: Owner, ttl: Duration) -> Result<Vote> {
-        let (kind, majority) = (self.kind, self.majority());
+        let majority = self.majority();
         let limit = self.limit(ttl);
         let mut answers = self.ask(limit, |conn| {
             let place = place.clone();
-            async move { conn.acquire(kind, place, owner, ttl).await }
+            async move { conn.acquire(place, owner, ttl).await }
         });
         let (mut tokens, mut busy, mut failed) = (Vec::new(), Vec::new(), Vec::new());
         while let Some(answer) = answers.0.recv().await {
@@ -214,10 +250,9 @@ impl Votes {
         token: FencingToken,
         limit: Duration,
     ) -> usize {
-        let kind = self.kind;
         let mut answers = self.ask(limit, |conn| {
             let place = place.clone();
-            async move { conn.raise(kind, &place, owner, token).await }
+            async move { conn.raise(&place, owner, token).await }
         });
         let mut agreed = 0;
         while let Some(answer) = answers.0.recv().await {
@@ -256,16 +291,10 @@ fn silent() -> Error {
 
 impl Conn {
     /// Gives a lock that its owner holds the token that the majority agreed on.
-    async fn raise(
-        &self,
-        kind: Kind,
-        place: &Place,
-        owner: Owner,
-        token: FencingToken,
-    ) -> Result<bool> {
+    async fn raise(&self, place: &Place, owner: Owner, token: FencingToken) -> Result<bool> {
         let words = || Words {
-            keys: vec![self.keys.last(kind, &place.tag), place.name.as_str().into()],
-            args: vec![hex(owner).into(), token.to_string().into(), millis(KEEP_LAST)],
+            keys: vec![self.keys.last_lease(&place.tag), place.name.as_str().into()],
+            args: vec![self.keys.owner(owner).into(), token.to_string().into(), millis(KEEP_LAST)],
         };
         let answer = self.call(&RAISE, place.wake, words).await?;
         Ok(answer.as_i64().ok_or_else(|| strange(&answer))? == 1)
@@ -279,6 +308,9 @@ impl LeaseDriver for Votes {
     }
 
     async fn acquire(&self, key: &Key, owner: Owner, ttl: Duration) -> Result<LeaseTry> {
+        for server in &*self.servers {
+            server.conn.told.keep_for(ttl);
+        }
         let place = self.place(key);
         for vote in 1..=VOTES {
             match self.vote(&place, owner, ttl).await? {

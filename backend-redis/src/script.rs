@@ -36,4 +36,10 @@ scripts! {
     RAISE = "raise.lua";
     /// Applies a claim's writes and frees its locks.
     COMMIT = "commit.lua";
+    /// Reads what is held.
+    LOOK = "look.lua";
+    /// Takes away by force.
+    DISPLACE = "displace.lua";
+    /// Which commands the user may not run.
+    RIGHTS = "rights.lua";
 }

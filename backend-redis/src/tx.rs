@@ -9,7 +9,7 @@ use leasehold_core::{Error, ErrorKind, Result};
 
 use crate::conn::{Conn, Words};
 use crate::error::{is_answer, mapped, strange, was_not_sent};
-use crate::keys::{Place, hex, millis};
+use crate::keys::{Place, millis};
 use crate::locks::{array, number};
 use crate::script::COMMIT;
 use crate::writes::{Write, bytes, is_write};
@@ -293,7 +293,7 @@ impl RedisTx {
         }
         let held: Option<String> =
             self.through("GET", vec![Value::from(place.name.as_str())]).await?;
-        if !held.is_some_and(|held| held.starts_with(&hex(owner))) {
+        if !held.is_some_and(|held| held.starts_with(&self.conn.keys.owner(owner))) {
             let detail = "the lease is held no longer, by the server's word";
             return Err(Error::new(ErrorKind::Lost, detail));
         }
@@ -367,7 +367,7 @@ impl RedisTx {
             .chain(entries.iter().map(|(place, _)| place));
         let mut keys: Vec<Value> = names.map(|place| place.name.as_str().into()).collect();
         let mut args = vec![
-            hex(owner).into(),
+            self.conn.keys.owner(owner).into(),
             count(places.len()),
             count(self.leases.len()),
             count(entries.len()),
@@ -375,7 +375,7 @@ impl RedisTx {
             self.conn.keys.channel(&self.tag).into(),
         ];
         args.extend(places.iter().map(|place| place.wake.to_string().into()));
-        args.extend(self.leases.iter().map(|(_, owner)| hex(*owner).into()));
+        args.extend(self.leases.iter().map(|(_, owner)| self.conn.keys.owner(*owner).into()));
         args.extend(entries.iter().map(|(_, retain)| millis(*retain)));
         for write in &self.writes {
             keys.extend(write.keys().cloned());

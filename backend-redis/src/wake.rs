@@ -15,11 +15,16 @@ use tokio::sync::broadcast::error::RecvError;
 use tokio::sync::{Notify, broadcast, mpsc, watch};
 use tokio::task::AbortHandle;
 
+use crate::conn::Conn;
 use crate::error::mapped;
+use crate::holder::{connection_name, name_all};
 use crate::keys::Keyspace;
 
 /// Asks the subscription for a sign of life so often.
 const KEEPALIVE: Duration = Duration::from_secs(5);
+
+/// In front of the news of what was taken away by force, so that its holder looks too.
+pub(crate) const TAKEN: char = '!';
 
 /// The subscription, opened when somebody first waits.
 #[derive(Debug)]
@@ -28,13 +33,20 @@ pub(crate) struct Wakes(Arc<Shared>);
 #[derive(Debug)]
 struct Shared {
     template: Client,
+    /// What the connection is called.
+    name: String,
     keys: Keyspace,
     limit: Duration,
     keyspace_events: bool,
+    /// What is not a message; the engines hear those from the client itself.
     news: broadcast::Sender<Wake>,
+    /// The client that is subscribed.
+    open: Mutex<Option<Client>>,
     ready: watch::Sender<bool>,
     /// Who waits for a claim, by what its news are called.
     waiting: Mutex<HashMap<u64, Vec<Arc<Notify>>>>,
+    /// Whether anybody does: else no message wakes the task, which would slow the engines' waiters.
+    claimants: watch::Sender<bool>,
     /// In a cluster: the channels of the slots that somebody waits for.
     channels: Mutex<BTreeSet<String>>,
     wanted: mpsc::UnboundedSender<String>,
@@ -43,21 +55,19 @@ struct Shared {
 }
 
 impl Wakes {
-    pub(crate) fn new(
-        template: &Client,
-        keys: Keyspace,
-        limit: Duration,
-        keyspace_events: bool,
-    ) -> Self {
+    pub(crate) fn new(conn: &Conn, keyspace_events: bool) -> Self {
         let (wanted, unread) = mpsc::unbounded_channel();
         Self(Arc::new(Shared {
-            template: template.clone(),
-            keys,
-            limit,
+            template: conn.clients()[0].clone(),
+            name: connection_name(&conn.settings.holder),
+            keys: conn.keys.clone(),
+            limit: conn.settings.command_limit,
             keyspace_events,
             news: broadcast::Sender::new(4_096),
+            open: Mutex::new(None),
             ready: watch::Sender::new(false),
             waiting: Mutex::default(),
+            claimants: watch::Sender::new(false),
             channels: Mutex::default(),
             wanted,
             unread: Mutex::new(Some(unread)),
@@ -67,12 +77,11 @@ impl Wakes {
 
     /// Subscribes, if that has not been done yet, and listens.
     pub(crate) async fn listen(&self) -> Result<Box<dyn WakeSource>> {
-        let news = self.0.news.subscribe();
-        self.start();
+        let source = self.source();
         let mut ready = self.0.ready.subscribe();
         let wait = ready.wait_for(|ready| *ready);
         if let Ok(Ok(_)) = tokio::time::timeout(self.0.limit, wait).await {
-            return Ok(Box::new(Source(news)));
+            return Ok(source);
         }
         let detail = "the subscription for wake-ups could not be opened";
         Err(Error::new(ErrorKind::Unavailable, detail))
@@ -82,7 +91,8 @@ impl Wakes {
     pub(crate) fn source(&self) -> Box<dyn WakeSource> {
         let news = self.0.news.subscribe();
         self.start();
-        Box::new(Source(news))
+        let messages = self.0.messages();
+        Box::new(Source { shared: self.0.clone(), news, messages })
     }
 
     /// Opens the subscription if that has not been done yet.
@@ -99,6 +109,7 @@ impl Wakes {
                     };
                     let Err(error) = subscribe(&shared, &mut unread, &mut pause).await;
                     shared.ready.send_replace(false);
+                    *lock(&shared.open) = None;
                     tracing::debug!(%error, "the subscription for wake-ups ended");
                     drop(shared);
                     tokio::time::sleep(pause).await;
@@ -128,6 +139,7 @@ impl Wakes {
         for id in &ids {
             waiting.entry(*id).or_default().push(notify.clone());
         }
+        self.0.claimants.send_if_modified(|any| !std::mem::replace(any, !waiting.is_empty()));
         drop(waiting);
         Registration { shared: self.0.clone(), ids, notify }
     }
@@ -172,11 +184,21 @@ impl Drop for Registration {
                 }
             }
         }
+        if waiting.is_empty() {
+            self.shared.claimants.send_if_modified(|any| std::mem::replace(any, false));
+        }
     }
 }
 
 impl Shared {
+    /// Tells everybody.
     fn deliver(&self, wake: Wake) {
+        self.notify(wake);
+        drop(self.news.send(wake)); // nobody listens: nobody misses it
+    }
+
+    /// Tells those who wait for a claim.
+    fn notify(&self, wake: Wake) {
         match wake {
             Wake::Released(id) | Wake::Changed(id) => {
                 if let Some(list) = lock(&self.waiting).get(&id) {
@@ -189,14 +211,21 @@ impl Shared {
                 }
             }
         }
-        drop(self.news.send(wake)); // nobody listens: nobody misses it
+    }
+
+    /// The messages from now on.
+    fn messages(&self) -> Option<broadcast::Receiver<Message>> {
+        lock(&self.open).as_ref().map(Client::message_rx)
     }
 }
 
 /// What a message means.
 fn read(message: &Message) -> Option<Wake> {
-    let id = message.value.as_str()?.parse().ok()?;
-    Some(Wake::Released(id))
+    let text = message.value.as_str()?;
+    match text.strip_prefix(TAKEN) {
+        Some(id) => id.parse().ok().map(Wake::Changed),
+        None => text.parse().ok().map(Wake::Released),
+    }
 }
 
 /// A client that is closed when it is dropped.
@@ -227,7 +256,9 @@ async fn subscribe(
     let connection = template.connection_config().clone();
     let client =
         Client::new(template.client_config(), Some(performance), Some(connection), Some(policy));
-    let mut messages = client.message_rx();
+    let mut claimants = shared.claimants.subscribe();
+    claimants.mark_changed();
+    let mut messages: Option<broadcast::Receiver<Message>> = None;
     let mut events = client.keyspace_event_rx();
     let mut reconnects = client.reconnect_rx();
     let mut changes = client.cluster_change_rx();
@@ -236,7 +267,9 @@ async fn subscribe(
     let client = &subscriber.client;
     // the first connection counts as one more
     while reconnects.try_recv().is_ok() {}
+    name_all(client, &shared.name, shared.limit).await;
     all(shared, client).await?;
+    *lock(&shared.open) = Some(client.clone());
     shared.ready.send_replace(true);
     shared.deliver(Wake::Missed);
     *pause = Duration::from_millis(50);
@@ -244,11 +277,22 @@ async fn subscribe(
     keepalive.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
     loop {
         tokio::select! {
-            message = messages.recv() => match message {
+            // its sender is in `shared`
+            Ok(()) = claimants.changed() => {
+                let any = *claimants.borrow_and_update();
+                if any && messages.is_none() {
+                    messages = Some(client.message_rx());
+                    // what came before is missed
+                    shared.notify(Wake::Missed);
+                } else if !any {
+                    messages = None;
+                }
+            },
+            message = next(&mut messages) => match message {
                 Ok(message) => if let Some(wake) = read(&message) {
-                    shared.deliver(wake);
+                    shared.notify(wake);
                 },
-                Err(RecvError::Lagged(_)) => shared.deliver(Wake::Missed),
+                Err(RecvError::Lagged(_)) => shared.notify(Wake::Missed),
                 Err(RecvError::Closed) => return Err(ended()),
             },
             event = events.recv() => match event {
@@ -267,6 +311,7 @@ async fn subscribe(
             },
             reconnected = reconnects.recv() => match reconnected {
                 Ok(_) | Err(RecvError::Lagged(_)) => {
+                    name_all(client, &shared.name, shared.limit).await;
                     all(shared, client).await?;
                     shared.deliver(Wake::Missed);
                 }
@@ -288,6 +333,15 @@ async fn subscribe(
     }
 }
 
+async fn next(
+    messages: &mut Option<broadcast::Receiver<Message>>,
+) -> std::result::Result<Message, RecvError> {
+    match messages {
+        Some(messages) => messages.recv().await,
+        None => std::future::pending().await,
+    }
+}
+
 /// Subscribes to everything and waits until the server has done it.
 async fn all(shared: &Shared, client: &Client) -> Result<()> {
     let keys = &shared.keys;
@@ -301,23 +355,10 @@ async fn all(shared: &Shared, client: &Client) -> Result<()> {
     limited(shared, client.subscribe(keys.channel(""))).await?;
     if shared.keyspace_events {
         let database = client.client_config().database.unwrap_or(0);
-        let pattern = format!("__keyspace@{database}__:{}*", glob_escaped(keys.prefix()));
-        limited(shared, client.psubscribe(pattern)).await?;
+        limited(shared, client.psubscribe(keys.events(database))).await?;
     }
     // the client takes a subscription for done when it is sent; this answer comes after it
     limited(shared, client.ping::<()>(None)).await
-}
-
-/// Takes the meaning from what would be a wildcard.
-fn glob_escaped(text: &str) -> String {
-    let mut escaped = String::with_capacity(text.len());
-    for c in text.chars() {
-        if matches!(c, '*' | '?' | '[' | ']' | '\\') {
-            escaped.push('\\');
-        }
-        escaped.push(c);
-    }
-    escaped
 }
 
 async fn limited<T>(
@@ -338,17 +379,50 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// The news for an engine.
+/// The news for an engine. It hears messages from the client itself: a task in between would cost
+/// a waiter as much time as the message takes from the server.
 #[derive(Debug)]
-struct Source(broadcast::Receiver<Wake>);
+struct Source {
+    shared: Arc<Shared>,
+    news: broadcast::Receiver<Wake>,
+    messages: Option<broadcast::Receiver<Message>>,
+}
 
 #[async_trait]
 impl WakeSource for Source {
     async fn next(&mut self) -> Result<Wake> {
-        match self.0.recv().await {
-            Ok(wake) => Ok(wake),
-            Err(RecvError::Lagged(_)) => Ok(Wake::Missed),
-            Err(RecvError::Closed) => Err(ended()),
+        enum Heard {
+            News(std::result::Result<Wake, RecvError>),
+            Message(std::result::Result<Message, RecvError>),
+        }
+        loop {
+            let news = self.news.recv();
+            // both are cancel safe
+            let heard = match &mut self.messages {
+                None => Heard::News(news.await),
+                Some(messages) => tokio::select! {
+                    biased;
+                    news = news => Heard::News(news),
+                    message = messages.recv() => Heard::Message(message),
+                },
+            };
+            match heard {
+                // it may be another client than before
+                Heard::News(Ok(Wake::Missed) | Err(RecvError::Lagged(_)))
+                | Heard::Message(Err(RecvError::Lagged(_))) => {
+                    self.messages = self.shared.messages();
+                    return Ok(Wake::Missed);
+                }
+                Heard::News(Ok(wake)) => return Ok(wake),
+                Heard::News(Err(RecvError::Closed)) => return Err(ended()),
+                Heard::Message(Ok(message)) => {
+                    if let Some(wake) = read(&message) {
+                        return Ok(wake);
+                    }
+                }
+                // the next one is told as missed news
+                Heard::Message(Err(RecvError::Closed)) => self.messages = None,
+            }
         }
     }
 }

@@ -1,1 +1,3 @@
 //! Benchmarks of leasehold next to the raw drivers.
+
+pub mod turns;

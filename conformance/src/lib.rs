@@ -79,7 +79,7 @@ mod holder;
 mod memory;
 pub mod model;
 pub mod mutants;
-mod proxy;
+pub mod proxy;
 mod report;
 mod runner;
 #[cfg(all(feature = "servers", unix))]

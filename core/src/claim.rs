@@ -72,6 +72,12 @@ pub trait ClaimTx: Debug + Send + 'static {
     /// Rolls back and frees the keys.
     async fn rollback(self: Box<Self>) -> Result<()>;
 
+    /// Why it takes no more statements, e.g. because one was dropped before its answer had come and
+    /// the next would get that answer; none where the driver itself knows.
+    fn broken(&self) -> Option<Error> {
+        None
+    }
+
     /// The signal of a claim that can be lost while it is open; none where the transaction itself
     /// fails then.
     fn signal(&self) -> Option<LossSignal> {
@@ -140,6 +146,9 @@ impl Claim {
     /// [`ErrorKind::WrongBackend`] if it is not a `T`.
     pub fn tx<T: Any>(&mut self) -> Result<&mut T> {
         let backend = self.backend;
+        if let Some(error) = self.open_tx().broken() {
+            return Err(error.at(backend, "tx"));
+        }
         self.open_tx().tx().downcast_mut().ok_or_else(|| {
             let wanted = std::any::type_name::<T>();
             Error::new(ErrorKind::WrongBackend, format!("the transaction is not a {wanted}"))

@@ -1,7 +1,6 @@
 //! [`StoreUrl`]: the URL of a store, split into what is ours and what is the driver's.
 
 use std::fmt;
-use std::time::Duration;
 
 use leasehold_core::{Error, ErrorKind, Holder, Result};
 
@@ -82,7 +81,7 @@ impl StoreUrl {
 
     /// A time such as `500ms` or `1m 30s`.
     #[cfg(any(feature = "mysql", feature = "redis", feature = "sqlite"))]
-    pub(crate) fn duration(&self, name: &str) -> Result<Option<Duration>> {
+    pub(crate) fn duration(&self, name: &str) -> Result<Option<std::time::Duration>> {
         let Some(text) = self.text(name) else { return Ok(None) };
         let refused = |_| invalid(&format!("{name}={text} is not a time such as 500ms or 15s"));
         humantime::parse_duration(text).map(Some).map_err(refused)

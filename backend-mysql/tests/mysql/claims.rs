@@ -27,7 +27,8 @@ crate::tests!("claims":
 /// A pool of so many connections to the server, for a look at them too.
 fn pool(harness: &MySqlHarness, connections: usize, reset: bool) -> leasehold_core::Result<Pool> {
     let opts = Opts::from_url(harness.url()).map_err(crate::support::failed)?;
-    let constraints = PoolConstraints::new(0, connections).expect("zero is not above it");
+    let constraints =
+        PoolConstraints::new(connections, connections).expect("equal is not above it");
     let opts = OptsBuilder::from_opts(opts)
         .prefer_socket(false)
         .pool_opts(PoolOpts::default().with_constraints(constraints).with_reset_connection(reset));

@@ -7,7 +7,10 @@ mod support;
 mod claims;
 mod clocks;
 mod crowds;
+mod diagnose;
 mod fleet;
+mod inspect;
+mod migrate;
 mod probe;
 mod rows_and_tables;
 mod scale;
@@ -28,6 +31,7 @@ use leasehold_conformance::servers::Kind;
 use leasehold_core::{Key, Keys, LockGuard, LockOptions, NamedLock};
 use leasehold_mysql::MySqlBackend;
 use libtest_mimic::{Arguments, Failed, Trial};
+use mysql_async::prelude::Queryable;
 use mysql_async::{Opts, OptsBuilder, Pool};
 use support::MySqlHarness;
 
@@ -76,6 +80,9 @@ fn main() -> ExitCode {
         clocks::TESTS,
         crowds::TESTS,
         probe::TESTS,
+        inspect::TESTS,
+        migrate::TESTS,
+        diagnose::TESTS,
         #[cfg(feature = "rustls")]
         tls::TESTS,
         fleet::TESTS,
@@ -161,6 +168,37 @@ pub(crate) async fn with_setup(
 
 pub(crate) async fn is_free(locks: &impl NamedLock, name: &str) -> leasehold_core::Result<bool> {
     Ok(locks.lock(&key(name), LockOptions::try_once()).await?.is_some())
+}
+
+/// A new user with the grants of the README; its name and its URL.
+pub(crate) async fn least_privileged(
+    harness: &MySqlHarness,
+) -> Result<(String, String), Box<dyn Error + Send + Sync>> {
+    let user = format!("least{:08x}", rand::random::<u32>());
+    let readme = include_str!("../../README.md");
+    let grants = readme
+        .split("```sql\n")
+        .nth(1)
+        .and_then(|rest| rest.split("```").next())
+        .ok_or("the readme has no grants")?;
+    let mut admin = harness.admin().await?;
+    for statement in grants.replace("'app'", &format!("'{user}'")).split(';').map(str::trim) {
+        if !statement.is_empty() {
+            admin.query_drop(statement).await?;
+        }
+    }
+    let url = user_url(harness, &user, "secret")?;
+    Ok((user, url))
+}
+
+/// The URL of a user.
+pub(crate) fn user_url(
+    harness: &MySqlHarness,
+    user: &str,
+    password: &str,
+) -> Result<String, Box<dyn Error + Send + Sync>> {
+    let port = Opts::from_url(harness.url())?.tcp_port();
+    Ok(format!("mysql://{user}:{password}@127.0.0.1:{port}/test"))
 }
 
 /// Looks again and again until it holds.

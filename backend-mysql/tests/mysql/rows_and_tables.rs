@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use leasehold_core::{
     Backend, Claim, ClaimLock, ClaimOptions, Dedupe, DedupeExt, DedupeOptions, Error, ErrorKind,
-    Lease, LeaseOptions, LossReason, MIN_TTL,
+    HoldingQuery, Inspect, Kind, Lease, LeaseOptions, LossReason, MIN_TTL, Severity,
 };
 use leasehold_mysql::MySqlBackend;
 use mysql_async::prelude::Queryable;
@@ -228,21 +228,8 @@ async fn missing_and_other_tables_are_told(harness: Arc<MySqlHarness>) -> Verdic
 
 /// The grants of the README suffice for everything but `migrate`.
 async fn least_privileges_suffice(harness: Arc<MySqlHarness>) -> Verdict {
-    let user = format!("least{:08x}", rand::random::<u32>());
-    let readme = include_str!("../../README.md");
-    let grants = readme
-        .split("```sql\n")
-        .nth(1)
-        .and_then(|rest| rest.split("```").next())
-        .ok_or("the readme has no grants")?;
+    let (user, url) = crate::least_privileged(&harness).await?;
     let mut admin = harness.admin().await?;
-    for statement in grants.replace("app", &user).split(';').map(str::trim) {
-        if !statement.is_empty() {
-            admin.query_drop(statement).await?;
-        }
-    }
-    let opts = Opts::from_url(harness.url())?;
-    let url = format!("mysql://{user}:secret@127.0.0.1:{}/test", opts.tcp_port());
     for user_locks in [true, false] {
         let namespace = namespace();
         let mut builder = harness.builder(&namespace);
@@ -270,6 +257,15 @@ async fn least_privileges_suffice(harness: Arc<MySqlHarness>) -> Verdict {
         lease.release().await?;
         backend.admit_many(&[key("a"), key("b")], DedupeOptions::default()).await?;
         backend.housekeep().await?;
+        // who holds a key, and taking away what one's own user holds, need no more either
+        let held = locked(&backend, "x").await?;
+        let shown = other.holdings(&HoldingQuery::key(&key("x"))).await?;
+        ensure!(shown.len() == 1 && shown[0].holder.is_some(), "it shows {shown:?}");
+        ensure!(other.force_release(Kind::Lock, &key("x")).await?.is_some(), "nobody had it");
+        within(PATIENCE, "the loss", held.lost().wait()).await?;
+        let findings = other.diagnose().await?;
+        let mut faults = findings.iter().filter(|one| one.severity == Severity::Fault);
+        ensure!(faults.next().is_none(), "it finds {findings:#?}");
     }
     let fresh = MySqlBackend::builder().table_prefix("denied_").connect(&url).await?;
     let error = fresh.migrate().await.err().ok_or("it created tables without the right")?;

@@ -242,6 +242,7 @@ async fn nothing_is_left_of_bells_and_listeners(harness: Arc<MySqlHarness>) -> V
             drop((backend, holder));
         }
         for link in [&holder_link, &link] {
+            link.pool.clone().disconnect().await?;
             eventually("the end of all its connections", || async {
                 Ok(harness.sessions(&link.name).await?.is_empty())
             })

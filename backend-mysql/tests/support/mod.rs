@@ -181,7 +181,7 @@ impl MySqlHarness {
             drop(kept);
         });
         let name = format!("{:032x}", rand::random::<u128>());
-        let constraints = mysql_async::PoolConstraints::new(0, connections);
+        let constraints = mysql_async::PoolConstraints::new(connections, connections);
         let pool = mysql_async::PoolOpts::default()
             .with_constraints(constraints.ok_or_else(|| failed("no pool of that size"))?);
         let opts = OptsBuilder::from_opts(opts)
@@ -191,8 +191,9 @@ impl MySqlHarness {
             .pool_opts(pool)
             .connect_attribute(HANDLE, &name)
             .connect_attribute(NAMESPACE, namespace);
-        let backend = builder.from_pool(Pool::new(opts)).await?;
-        let link = MySqlLink { proxy, harness: self.clone(), name };
+        let pool = Pool::new(opts);
+        let backend = builder.from_pool(pool.clone()).await?;
+        let link = MySqlLink { proxy, pool, harness: self.clone(), name };
         Ok((backend, link))
     }
 
@@ -244,7 +245,6 @@ impl Harness for MySqlHarness {
 
     fn lacks(&self, need: leasehold_conformance::Need) -> Option<&'static str> {
         match need {
-            leasehold_conformance::Need::Inspect => Some("holdings are not told yet"),
             leasehold_conformance::Need::SessionLocks if !self.user_locks => {
                 Some("named locks are leases without user-level locks")
             }
@@ -360,6 +360,8 @@ async fn write(tx: &mut Transaction<'static>, name: &str, value: i64) -> Result<
 #[derive(Debug)]
 pub(crate) struct MySqlLink {
     pub(crate) proxy: Arc<Proxy>,
+    /// The caller's, which a handle does not close.
+    pub(crate) pool: Pool,
     harness: MySqlHarness,
     /// By which its connections are known.
     pub(crate) name: String,

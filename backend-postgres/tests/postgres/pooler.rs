@@ -1,4 +1,4 @@
-//! Behind a PgBouncer in transaction mode (B01).
+//! Behind a PgBouncer in transaction mode.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -13,8 +13,8 @@ use leasehold_postgres::PostgresBackend;
 use crate::env::{Env, PATIENCE, ask, got, key, namespace, soon};
 use crate::support::{Tx, leftovers, read, write};
 
-/// Named locks are refused with what to do; everything else works, also where the pooler hands each
-/// statement to another session and keeps no prepared statements.
+/// B01: named locks are refused with what to do; everything else works, also where the pooler hands
+/// each statement to another session and keeps no prepared statements.
 pub(crate) async fn a_pooler_refuses_named_locks_only(env: &Env) {
     let round_robin = ["server_round_robin = 1", "default_pool_size = 7"];
     // as one before 1.21, and as one that knows prepared statements
@@ -96,7 +96,7 @@ async fn use_all(a: &PostgresBackend, ns: &str) {
     assert!(matches!(again, Admission::Done { .. }), "{again:?}");
 }
 
-/// The pool leads through the pooler, the sessions past it.
+/// B01: the pool leads through the pooler, the sessions past it.
 pub(crate) async fn sessions_go_past_a_pooler(env: &Env) {
     let server = env.server.clone();
     let pooler = tokio::task::spawn_blocking(move || PgBouncer::start(&server)).await;

@@ -1,21 +1,35 @@
 #!lua flags=allow-oom
 -- Frees locks of their owners. Runs on a server without free memory as well.
--- KEYS: for each lock the mark of a request that was given up, the lock
--- ARGV: 1 how long a mark lasts in ms, 2 PUBLISH or SPUBLISH, 3 channel, then for each lock
---       owner, what to publish
+-- KEYS: 1 the last token of the leases of the slot, 2.. the locks
+-- ARGV: 1 how long a mark lasts in ms (0: none is made), 2 PUBLISH or SPUBLISH, 3 channel, then
+--       for each lock owner, what to publish
 -- Returns for each lock 1 if its owner had it, otherwise 0.
+local call, sub, KEYS, ARGV = redis.call, string.sub, KEYS, ARGV
 local freed = {}
-for n = 1, #KEYS / 2 do
-  local lock, owner = KEYS[2 * n], ARGV[2 * n + 2]
+for n = 2, #KEYS do
+  local lock, owner = KEYS[n], ARGV[2 * n]
   local held = redis.pcall('GET', lock)
-  if type(held) == 'string' and string.sub(held, 1, 32) == owner then
-    redis.call('DEL', lock)
-    if string.sub(held, -1) == '!' then redis.call(ARGV[2], ARGV[3], ARGV[2 * n + 3]) end
-    freed[n] = 1
+  if type(held) == 'string' and sub(held, 1, 32) == owner then
+    call('DEL', lock)
+    if sub(held, -1) == '!' then call(ARGV[2], ARGV[3], ARGV[2 * n + 1]) end
+    freed[n - 1] = 1
   else
-    -- its request may still be on the way, and must not take what nobody would free
-    redis.call('SET', KEYS[2 * n - 1], '1', 'PX', ARGV[1])
-    freed[n] = 0
+    freed[n - 1] = 0
+    if ARGV[1] ~= '0' then
+      -- its request may still be on the way, and must not take what nobody would free
+      call('SET', sub(KEYS[1], 1, -11) .. 'gone:' .. owner, '1', 'PX', ARGV[1])
+      local time = call('TIME')
+      local now = time[1] * 1000000 + time[2]
+      local last = string.match(call('GET', KEYS[1]) or '', '^%d+')
+      local marked = (last or string.format('%.0f', now)) .. '!'
+        .. string.format('%.0f', now + ARGV[1] * 1000)
+      if last then
+        call('SET', KEYS[1], marked, 'KEEPTTL')
+        call('PEXPIRE', KEYS[1], ARGV[1], 'GT')
+      else
+        call('SET', KEYS[1], marked, 'PX', ARGV[1])
+      end
+    end
   end
 end
 return freed

@@ -3,8 +3,8 @@
 use std::time::Duration;
 
 use leasehold_core::{
-    Backend, ClaimLock, ClaimOptions, Dedupe, DedupeOptions, ErrorKind, Lease, LockOptions,
-    NamedLock,
+    Backend, ClaimLock, ClaimOptions, Dedupe, DedupeOptions, ErrorKind, HoldingQuery, Inspect,
+    Kind, Lease, LockOptions, NamedLock,
 };
 use leasehold_redis::{LEAST_COMMANDS, RedisTx};
 
@@ -43,6 +43,16 @@ async fn the_least_privileged_user_can_do_everything() {
             assert!(outcome.is_err(), "{command} is not needed");
         }
     }
+    // inspection by key and forced release need no more, lists only `scan`
+    set(None).await;
+    let handle = open(&lab).await.unwrap();
+    let _lease = handle.lease(&key("x"), once(30_000)).await.unwrap().unwrap();
+    assert_eq!(handle.holdings(&HoldingQuery::key(&key("x"))).await.unwrap().len(), 1);
+    let listed = handle.holdings(&HoldingQuery::default()).await.unwrap_err();
+    assert!(listed.to_string().contains("+scan"), "{listed}");
+    lab.ask(&["ACL", "SETUSER", "least", "+scan"]).await;
+    assert_eq!(handle.holdings(&HoldingQuery::default()).await.unwrap().len(), 1);
+    assert!(handle.force_release(Kind::Lease, &key("x")).await.unwrap().is_some());
     // a write that the user may not do is refused before anything is written
     set(None).await;
     let handle = open(&lab).await.unwrap();

@@ -32,6 +32,17 @@ async fn sizes(nodes: &[Server]) -> Vec<i64> {
     sizes
 }
 
+/// B70: a handle that takes the node of a cluster for a single server would name keys of slots
+/// that are elsewhere; it says so at once, and not only for some keys.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_node_is_not_taken_for_a_single_server() {
+    let cluster = start();
+    let refused = RedisBackend::connect(&cluster.nodes()[0].url()).await;
+    let error = refused.unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Unsupported);
+    assert!(error.to_string().contains("redis-cluster://"), "{error}");
+}
+
 /// B70: braces in names change nothing; leases are spread over the nodes, and renewed there.
 #[tokio::test(flavor = "multi_thread")]
 async fn any_name_works_on_any_node() {

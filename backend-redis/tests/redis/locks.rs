@@ -139,20 +139,99 @@ async fn a_request_that_was_given_up_leaves_nothing() {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_release_that_overtakes_its_acquisition_wins() {
     let lab = Lab::shared();
-    let (acquire, release) = (
-        include_str!("../../src/scripts/acquire.lua"),
-        include_str!("../../src/scripts/release.lua"),
-    );
     let tag = lab.namespace.as_str();
-    let name = |what: &str| format!("leasehold:{tag}:{{0}}:{what}");
-    let (lock, last, mark) = (name("lease:x"), name("last:lease"), name("gone:o"));
-    let owner = "0123456789abcdef0123456789abcdef";
-    let early = ["EVAL", release, "2", &mark, &lock, "60000", "PUBLISH", "c", owner, "1"];
-    assert_eq!(lab.ask(&early).await, Reply::List(vec![Reply::Number(0)]));
-    let late = ["EVAL", acquire, "3", &last, &mark, &lock, "1000", owner, "60000"];
-    let refused = Reply::List(vec![Reply::Number(-1), Reply::Number(0)]);
-    assert_eq!(lab.ask(&late).await, refused, "it was taken after it had been given up");
+    let name = |what: &str| format!("leasehold:{tag}:{{{tag}}}:{what}");
+    let (lock, other, last) = (name("lease:x"), name("lease:y"), name("last:lease"));
+    let (first, second) = ("1".repeat(32), "2".repeat(32));
+    let release = async |owner: &str, mark: &str| {
+        let script = include_str!("../../src/scripts/release.lua");
+        let words = ["EVAL", script, "2", &last, &lock, mark, "PUBLISH", "c", owner, "1"];
+        lab.ask(&words).await
+    };
+    // two locks in one request: each has an answer of its own
+    let acquire = async |owner: &str| match lab
+        .ask(&[
+            "EVAL",
+            include_str!("../../src/scripts/acquire.lua"),
+            "3",
+            &last,
+            &lock,
+            &other,
+            "60000",
+            owner,
+            "60000",
+            &second,
+            "60000",
+        ])
+        .await
+    {
+        Reply::List(answers) => answers,
+        strange => panic!("{strange:?}"),
+    };
+    let token = |answer: &Reply| answer.text().unwrap().parse::<u64>().unwrap();
+    let (freed, not_freed) =
+        (Reply::List(vec![Reply::Number(1)]), Reply::List(vec![Reply::Number(0)]));
+
+    assert_eq!(release(&first, "60000").await, not_freed);
+    let late = acquire(&first).await;
+    assert_eq!(late[0].number(), -3, "it was taken after it had been given up");
     assert_eq!(lab.ask(&["EXISTS", &lock]).await.number(), 0);
+    let mut highest = token(&late[1]);
+    // an acquisition between the two leaves the marks in force, and those of others go on
+    let taken = acquire(&second).await;
+    assert!(token(&taken[0]) > highest);
+    assert_eq!(token(&taken[1]), highest, "a repeated request was given another token");
+    highest = token(&taken[0]);
+    assert!(acquire(&first).await[0].number() > 0, "it is held by somebody else");
+    assert_eq!(release(&second, "60000").await, freed);
+    assert_eq!(acquire(&first).await[0].number(), -3);
+    assert_eq!(lab.ask(&["EXISTS", &lock]).await.number(), 0);
+
+    // once the marks are over nothing looks for them any more
+    for mark in lab.keys("gone").await {
+        lab.ask(&["DEL", &mark]).await;
+    }
+    lab.ask(&["SET", &last, &format!("{highest}!{}", highest + 1)]).await;
+    let taken = acquire(&first).await;
+    assert!(token(&taken[0]) > highest);
+    assert_eq!(lab.ask(&["GET", &last]).await.text(), taken[0].text());
+    assert!(lab.ask(&["PTTL", &last]).await.number() > 0);
+    assert_eq!(release(&first, "60000").await, freed);
+    assert_eq!(release(&first, "0").await, not_freed);
+    assert!(lab.keys("gone").await.is_empty(), "a mark that nobody asked for");
+
+    // the marks are remembered at least as long as they last
+    lab.ask(&["PEXPIRE", &last, "1000"]).await;
+    assert_eq!(release(&first, "60000").await, not_freed);
+    assert!(lab.ask(&["PTTL", &last]).await.number() > 50_000);
+    lab.ask(&["DEL", &last]).await;
+    assert_eq!(release(&first, "60000").await, not_freed);
+    assert_eq!(acquire(&first).await[0].number(), -3);
+}
+
+/// B12: a server (or something in between) that cuts idle connections costs no lock.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_connection_that_is_cut_while_idle_costs_no_lock() {
+    let lab = Lab::private(&["--timeout", "1"]);
+    let handle = lab.open().await;
+    let lease = handle.lease(&key("x"), once(12_000)).await.unwrap().unwrap();
+    let connections = async || {
+        let stats = lab.ask(&["INFO", "stats"]).await;
+        let stats = stats.text().unwrap().to_owned();
+        let count = stats.lines().find_map(|line| line.strip_prefix("total_connections_received:"));
+        count.unwrap().trim().parse::<u64>().unwrap()
+    };
+    let before = connections().await;
+    // the look itself is one connection
+    let looks = std::sync::atomic::AtomicU64::new(0);
+    until("it was connected anew", || async {
+        let looks = looks.fetch_add(1, std::sync::atomic::Ordering::Relaxed) + 1;
+        connections().await >= before + looks + 2
+    })
+    .await;
+    lease.renew().await.unwrap();
+    lease.release().await.unwrap();
+    assert!(handle.lease(&key("x"), once(1_000)).await.unwrap().is_some());
 }
 
 /// B67: a deleted key is a loss at the next renewal; the old holder leaves the new one alone.

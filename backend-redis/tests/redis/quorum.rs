@@ -7,7 +7,8 @@ use std::time::Duration;
 use leasehold_conformance::servers::Server;
 use leasehold_core::backend::Owner;
 use leasehold_core::{
-    ClaimLock, ClaimOptions, ErrorKind, Keys, Lease, LockOptions, LossReason, NamedLock,
+    ClaimLock, ClaimOptions, ErrorKind, Finding, HoldingQuery, Inspect, Keys, Kind, Lease,
+    LockOptions, LossReason, NamedLock, Severity,
 };
 use leasehold_redis::{RedisBackend, RedisQuorum, RedisTx};
 
@@ -197,4 +198,43 @@ async fn what_a_quorum_cannot_do_is_refused() {
     assert_eq!(soon("the loss", lost.wait()).await, LossReason::Closed);
     assert!(quorum.lease(&key("y"), once(1_000)).await.is_err());
     assert!(three.keys(0, "lease").await.is_empty());
+}
+
+/// One of the servers tells what it knows; what is released there by force is lost as soon as that
+/// is a majority. Each server is diagnosed, and one that says nothing is a fault.
+#[tokio::test(flavor = "multi_thread")]
+async fn its_servers_are_inspected_one_by_one() {
+    let three = Three::start();
+    let quorum = three.open().await;
+    let lock = quorum.lock(&key("x"), LockOptions::try_once()).await.unwrap().unwrap();
+    let mut holders = Vec::new();
+    for server in &three.servers[..2] {
+        let builder = RedisBackend::builder().namespace(&three.namespace);
+        let one = builder.connect(&server.url()).await.unwrap();
+        let shown = || async { one.holdings(&HoldingQuery::key(&key("x"))).await.unwrap().pop() };
+        until("the majority has agreed", || async {
+            let token = lock.token().await.unwrap();
+            shown().await.is_some_and(|held| held.holder.is_some() && held.token == Some(token))
+        })
+        .await;
+        assert!(lock.is_held());
+        let displaced = one.force_release(Kind::Lock, &key("x")).await.unwrap().unwrap();
+        holders.push(displaced.holder.unwrap());
+    }
+    assert_eq!(holders[0], holders[1]);
+    assert_eq!(soon("the loss", lock.lost().wait()).await, LossReason::Taken);
+    let refused = quorum.holdings(&HoldingQuery::default()).await;
+    assert_eq!(kind_of(refused), ErrorKind::Unsupported);
+
+    let at = format!("127.0.0.1:{}: ", three.servers[2].port());
+    let of_third = |found: Vec<Finding>| {
+        found.into_iter().filter(|one| one.found.starts_with(&at)).collect::<Vec<_>>()
+    };
+    let found = of_third(quorum.diagnose().await.unwrap());
+    assert!(found.iter().any(|one| one.topic == "version" && one.severity == Severity::Fine));
+    three.pause(2);
+    let found = of_third(quorum.diagnose().await.unwrap());
+    assert_eq!(found.len(), 1, "{found:?}");
+    assert_eq!((found[0].topic, found[0].severity), ("connection", Severity::Fault));
+    three.resume(2);
 }

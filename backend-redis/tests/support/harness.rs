@@ -117,7 +117,6 @@ impl Harness for RedisHarness {
 
     fn lacks(&self, need: Need) -> Option<&'static str> {
         match (need, &self.layout) {
-            (Need::Inspect, _) => Some("holdings are not told yet"),
             (Need::SessionLocks, _) => Some("named locks live by a ttl here"),
             (_, Layout::One(_)) => None,
             (Need::EndSessions | Need::Silence | Need::LoseAnswer, _) => {

@@ -139,6 +139,28 @@ impl Numbers {
         }
     }
 
+    /// Reads a committed one past all claims, where a claim could not: on SQLite it would wait
+    /// until it is the file's one writer. None where it could.
+    #[cfg(feature = "sqlite")]
+    pub(super) async fn committed(self, url: &str, name: &str) -> Option<Result<Option<i64>>> {
+        if self != Self::Sqlite {
+            return None;
+        }
+        let read = async {
+            let mut builder = leasehold::sqlite::SqliteBackend::builder();
+            if let Some(prefix) = crate::store::option(url, "prefix") {
+                builder = builder.prefix(prefix);
+            }
+            let (file, _) = url.split_once('?').unwrap_or((url, ""));
+            let store = builder.connect(file).await?;
+            let sql = "SELECT value FROM leasehold_verify_number WHERE name = $1";
+            let read = sqlx::query_scalar(sql).bind(name).fetch_optional(store.pool()).await;
+            leasehold::Backend::close(&store).await?;
+            read.map_err(failed)
+        };
+        Some(read.await)
+    }
+
     /// Writes one.
     pub(super) async fn write(self, claim: &mut Claim, name: &str, value: i64) -> Result<()> {
         match self {

@@ -82,7 +82,7 @@ fn not_where_all_is_well() {
         &["migrate", "-vvv", "-o", "json"],
         &["dedupe", "x", "-vvv"],
     ] {
-        let ended = ended(leasehold(args).env("LEASEHOLD_URL", &url)).code_is(0);
+        let ended = ended(place.leasehold(args).env("LEASEHOLD_URL", &url)).code_is(0);
         let said = format!("{}{}", ended.out, ended.err);
         assert!(!said.contains(SECRET), "{args:?}: {said}");
     }

@@ -38,6 +38,10 @@ const SCHEMES: &[(&str, &str)] = &[
     ("valkeys-sentinel", "redis"),
 ];
 
+#[cfg_attr(
+    not(any(feature = "postgres", feature = "mysql", feature = "redis", feature = "sqlite")),
+    expect(clippy::unused_async, reason = "memory is there at once, the others are connected to")
+)]
 pub(crate) async fn open(url: &StoreUrl) -> Result<Arc<dyn Backend>> {
     let scheme = url.scheme.as_str();
     let Some((_, feature)) = SCHEMES.iter().find(|(known, _)| *known == scheme) else {

@@ -50,6 +50,9 @@ pub(super) async fn open(url: &StoreUrl) -> Result<Arc<dyn Backend>> {
     if let Some(namespace) = url.text("namespace") {
         builder = builder.namespace(namespace);
     }
+    if url.text("app").is_some() {
+        builder = builder.holder(url.holder());
+    }
     if let Some(prefix) = url.text("table_prefix") {
         builder = builder.table_prefix(prefix);
     }

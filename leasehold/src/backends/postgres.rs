@@ -32,7 +32,7 @@ const DRIVERS: &[&str] = &[
 
 pub(super) async fn open(url: &StoreUrl) -> Result<Arc<dyn Backend>> {
     url.check(OURS, DRIVERS)?;
-    let mut builder = PostgresBackend::builder().holder(url.holder());
+    let mut builder = PostgresBackend::builder();
     if let Some(namespace) = url.text("namespace") {
         builder = builder.namespace(namespace);
     }

@@ -26,6 +26,9 @@ pub(super) async fn open(url: &StoreUrl) -> Result<Arc<dyn Backend>> {
     if let Some(namespace) = url.text("namespace") {
         builder = builder.namespace(namespace);
     }
+    if url.text("app").is_some() {
+        builder = builder.holder(url.holder());
+    }
     if let Some(tag) = url.text("cluster_tag") {
         builder = builder.cluster_tag(tag);
     }

@@ -4,13 +4,13 @@
 //! is a word of its line. Both sides use TCP and the same options; a lock and an unlock are a
 //! prepared statement each on both.
 
-mod turns;
-
 use std::error::Error;
 use std::fmt::Display;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use leasehold_benches::turns;
+use leasehold_benches::turns::{Meter, quartiles};
 use leasehold_conformance::servers::{Kind, Server};
 use leasehold_core::{
     Backend, ClaimLock, ClaimOptions, Key, Keys, Lease, LeaseOptions, LockGuard, LockOptions,
@@ -20,8 +20,6 @@ use leasehold_mysql::MySqlBackend;
 use mysql_async::prelude::Queryable;
 use mysql_async::{Conn, Opts, OptsBuilder, Pool};
 use tokio::task::JoinSet;
-
-use crate::turns::{Meter, quartiles, turns};
 
 type Outcome<T = ()> = Result<T, Box<dyn Error + Send + Sync>>;
 

@@ -44,6 +44,9 @@ impl Heart {
                 return;
             }
             let wakes = table.asleep_until.is_none_or(|until| entry.due < until);
+            if wakes {
+                table.asleep_until = Some(entry.due);
+            }
             table.add(entry);
             wakes
         };
@@ -97,6 +100,8 @@ pub(super) struct Entry {
     /// No automatic renewal after this.
     renew_until: Option<Instant>,
     in_flight: bool,
+    /// News came while it was in flight: it may have been answered before them.
+    check_again: bool,
 }
 
 impl Entry {
@@ -107,7 +112,8 @@ impl Entry {
         wake_id: u64,
     ) -> Self {
         let due = sent + record.ttl / 3;
-        let mut entry = Self { record, wake_id, due, renew_until, in_flight: false };
+        let mut entry =
+            Self { record, wake_id, due, renew_until, in_flight: false, check_again: false };
         entry.set_due(due);
         entry
     }
@@ -130,7 +136,7 @@ impl Entry {
 /// The leases and the order in which they are due.
 #[derive(Debug, Default)]
 struct Table {
-    /// When the task looks by itself; none: never.
+    /// When the task looks by itself, or will once it has heard of it; none: never.
     asleep_until: Option<Instant>,
     closed: bool,
     entries: HashMap<Owner, Entry>,
@@ -153,6 +159,16 @@ impl Table {
         Some(entry)
     }
 
+    /// When the task should look next: when the first is due, or when one was that is gone. Without
+    /// the latter, who holds leases so briefly that the task finds none would wake it for each.
+    fn next_look(&mut self) -> Option<Instant> {
+        let now = Instant::now();
+        let asked = self.asleep_until.filter(|until| *until > now);
+        let first = self.due.first().map(|(due, _)| *due);
+        self.asleep_until = first.into_iter().chain(asked).min();
+        self.asleep_until
+    }
+
     /// Reschedules an entry, whose renewal (if one was under way) has ended.
     fn reschedule(&mut self, owner: Owner, due: Instant) {
         let Some(entry) = self.entries.get_mut(&owner) else {
@@ -160,7 +176,8 @@ impl Table {
         };
         self.due.remove(&(entry.due, owner));
         entry.in_flight = false;
-        entry.set_due(due);
+        let check_again = std::mem::take(&mut entry.check_again);
+        entry.set_due(if check_again { Instant::now() } else { due });
         self.due.insert((entry.due, owner));
     }
 
@@ -175,8 +192,9 @@ impl Table {
             None => self.entries.keys().copied().collect(),
         };
         for owner in owners {
-            if self.entries.get(&owner).is_some_and(|entry| !entry.in_flight) {
-                self.reschedule(owner, Instant::now());
+            match self.entries.get_mut(&owner) {
+                Some(entry) if entry.in_flight => entry.check_again = true,
+                _ => self.reschedule(owner, Instant::now()),
             }
         }
     }
@@ -262,11 +280,7 @@ async fn heartbeat<D: LeaseDriver>(
     let _attended = Attended(shared.clone());
     let mut renewals: JoinSet<Answer> = JoinSet::new();
     loop {
-        let next = {
-            let mut table = lock(&shared);
-            table.asleep_until = table.due.first().map(|(due, _)| *due);
-            table.asleep_until
-        };
+        let next = lock(&shared).next_look();
         tokio::select! {
             biased;
             beat = beats.recv() => match beat {
@@ -425,6 +439,37 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
+    async fn leases_that_are_held_briefly_do_not_wake_the_task_each() {
+        let later = || LossSignal::until(Instant::now() + Duration::from_secs(30));
+        let (beats, mut received) = mpsc::unbounded_channel();
+        let heart = Heart { beats, table: Arc::default() };
+        let mut looks = 0;
+        for _ in 0..100 {
+            let mut entry = due_now(&later());
+            entry.due += Duration::from_secs(10);
+            let owner = entry.record.owner;
+            heart.add(entry);
+            heart.remove(owner);
+            // the task comes to it when the lease is gone
+            while received.try_recv().is_ok() {
+                looks += 1;
+            }
+            assert!(lock(&heart.table).next_look().is_some());
+            tokio::time::advance(Duration::from_millis(1)).await;
+        }
+        assert_eq!(looks, 1);
+        let mut sooner = due_now(&later());
+        sooner.due += Duration::from_secs(5);
+        let due = sooner.due;
+        heart.add(sooner);
+        assert!(received.try_recv().is_ok(), "one that is due sooner must wake it");
+        assert_eq!(lock(&heart.table).next_look(), Some(due));
+        tokio::time::advance(Duration::from_secs(11)).await;
+        assert_eq!(lock(&heart.table).next_look(), Some(due), "it is due, and still there");
+        assert_eq!(lock(&heart.table).take_due().renew.len(), 1);
+    }
+
+    #[tokio::test(start_paused = true)]
     async fn a_lease_that_its_guard_is_just_releasing_is_left_to_it() {
         let later = Instant::now() + Duration::from_secs(30);
         let (settled, lost) = (LossSignal::until(later), LossSignal::until(later));
@@ -437,5 +482,24 @@ mod tests {
         assert_eq!(due.over.len(), 1, "the heartbeat would release it a second time");
         assert!(due.over[0].record.signal.reason().is_some());
         assert!(table.entries.is_empty());
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn news_that_come_during_a_renewal_are_looked_into_after_it() {
+        let mut table = Table::default();
+        for wake_id in [Some(0), None] {
+            let entry = due_now(&LossSignal::until(Instant::now() + Duration::from_secs(30)));
+            let owner = entry.record.owner;
+            table.add(entry);
+            assert_eq!(table.take_due().renew.len(), 1);
+            // the store may have answered it before what the news are about
+            table.check(wake_id);
+            assert_eq!(table.take_due().renew.len(), 0, "one is under way");
+            table.reschedule(owner, Instant::now() + Duration::from_secs(10));
+            assert_eq!(table.take_due().renew.len(), 1, "the news were forgotten");
+            table.reschedule(owner, Instant::now() + Duration::from_secs(10));
+            assert_eq!(table.take_due().renew.len(), 0, "once is enough");
+            table.remove(owner);
+        }
     }
 }

@@ -16,32 +16,35 @@ const WARM_UP: usize = 3;
 
 /// Nanoseconds on a CPU.
 #[derive(Clone, Copy, Debug, Default)]
-pub(crate) struct Cpu {
-    pub(crate) client: u64,
-    pub(crate) server: u64,
+pub struct Cpu {
+    /// In this process.
+    pub client: u64,
+    /// In the server.
+    pub server: u64,
 }
 
 /// Reads the CPU times of this process and of a server.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Meter {
-    pub(crate) server: Option<u32>,
+pub struct Meter {
+    /// The server's process, if it is on this machine.
+    pub server: Option<u32>,
 }
 
 impl Meter {
-    /// Zero where the system does not tell.
-    pub(crate) fn read(self) -> Cpu {
+    /// The times until now; zero where the system does not tell.
+    pub fn read(self) -> Cpu {
         let server = self.server.map_or(0, |pid| on_cpu(&pid.to_string()));
         Cpu { client: on_cpu("self"), server }
     }
 
     /// The client on the first core, the server on the second; says whether that could be done.
-    pub(crate) fn pin(self) -> bool {
+    pub fn pin(self) -> bool {
         let own = pinned("0", std::process::id());
         own && self.server.is_some_and(|pid| pinned("1", pid))
     }
 
     /// Both on any core.
-    pub(crate) fn unpin(self) {
+    pub fn unpin(self) {
         for pid in self.server.into_iter().chain([std::process::id()]) {
             pinned("0-", pid);
         }
@@ -80,68 +83,94 @@ fn on_cpu(process: &str) -> u64 {
 struct Side {
     /// The median of each turn, in microseconds.
     turns: Vec<f64>,
-    runs: usize,
+    /// All runs, in microseconds.
+    runs: Vec<f64>,
     cpu: Cpu,
 }
 
 /// Two sides.
 #[derive(Debug, Default)]
-pub(crate) struct Both {
+pub struct Both {
     ours: Side,
     raw: Side,
 }
 
 impl Both {
     /// Adds a turn: its times, and the CPU times before and after.
-    pub(crate) fn add(
-        &mut self,
-        round: usize,
-        ours: bool,
-        mut times: Vec<Duration>,
-        cpu: [Cpu; 2],
-    ) {
+    ///
+    /// # Panics
+    /// If it has no times.
+    pub fn add(&mut self, round: usize, ours: bool, mut times: Vec<Duration>, cpu: [Cpu; 2]) {
         if round < WARM_UP {
             return;
         }
         let side = if ours { &mut self.ours } else { &mut self.raw };
         times.sort_unstable();
         side.turns.push(times[times.len() / 2].as_secs_f64() * 1e6);
-        side.runs += times.len();
+        side.runs.extend(times.iter().map(|time| time.as_secs_f64() * 1e6));
         side.cpu.client += cpu[1].client.saturating_sub(cpu[0].client);
         side.cpu.server += cpu[1].server.saturating_sub(cpu[0].server);
     }
 
+    /// The middle of our turns, in microseconds.
+    ///
+    /// # Panics
+    /// If there were none.
+    pub fn ours(&self) -> f64 {
+        at(self.ours.turns.clone(), 0.5)
+    }
+
     /// A line: the medians of the turns with the quartiles, the CPU time of client and server, and
     /// the median and quartiles of the ratios of neighbouring turns.
-    pub(crate) fn print(&self, what: &str, bound: &str) {
+    ///
+    /// # Panics
+    /// If there were no turns.
+    pub fn print(&self, what: &str, bound: &str) {
         self.print_many(what, bound, 1);
     }
 
     /// As [`print`](Self::print), where a run was of so many, and its time that of one.
-    pub(crate) fn print_many(&self, what: &str, bound: &str, many: usize) {
+    ///
+    /// # Panics
+    /// If there were no turns.
+    pub fn print_many(&self, what: &str, bound: &str, many: usize) {
         let ratios = self.ours.turns.iter().zip(&self.raw.turns).map(|(ours, raw)| ours / raw);
         let [low, ratio, high] = quartiles(ratios.collect());
         println!("  {what}: ratio {ratio:.2} [{low:.2} .. {high:.2}] ({bound})");
         for (name, side) in [("ours", &self.ours), ("raw ", &self.raw)] {
             let [low, half, high] = quartiles(side.turns.clone());
-            let each = |time: u64| time as f64 / 1e3 / (side.runs * many) as f64;
+            let each = |time: u64| time as f64 / 1e3 / (side.runs.len() * many) as f64;
             let (client, server) = (each(side.cpu.client), each(side.cpu.server));
             println!(
-                "      {name} {half:7.1} us [{low:.1} .. {high:.1}] in {} turns, \
-                 CPU {client:.1} us here and {server:.1} us on the server",
-                side.turns.len()
+                "      {name} {half:7.1} us [{low:.1} .. {high:.1}] in {} turns, 99 % within \
+                 {:.1} us, CPU {client:.1} us here and {server:.1} us on the server",
+                side.turns.len(),
+                at(side.runs.clone(), 0.99)
             );
         }
     }
 }
 
 /// The quartiles.
-pub(crate) fn quartiles(mut numbers: Vec<f64>) -> [f64; 3] {
+///
+/// # Panics
+/// If there are no numbers.
+pub fn quartiles(mut numbers: Vec<f64>) -> [f64; 3] {
     numbers.sort_unstable_by(f64::total_cmp);
     [1, 2, 3].map(|quarter| numbers[(numbers.len() - 1) * quarter / 4])
 }
 
+/// The number below which a share of them is.
+///
+/// # Panics
+/// If there are no numbers.
+pub fn at(mut numbers: Vec<f64>, share: f64) -> f64 {
+    numbers.sort_unstable_by(f64::total_cmp);
+    numbers[((numbers.len() - 1) as f64 * share) as usize]
+}
+
 /// Has two blocks take turns of so many runs each, who begins changing; each gives what it took.
+#[macro_export]
 macro_rules! turns {
     ($meter:expr, $turns:expr, $runs:expr, ours $ours:block raw $raw:block) => {{
         let mut both = $crate::turns::Both::default();
@@ -159,4 +188,3 @@ macro_rules! turns {
         both
     }};
 }
-pub(crate) use turns;

@@ -1,0 +1,55 @@
+//! [`Inspect`]: who holds what, and taking it away.
+
+mod diagnose;
+mod found;
+mod look;
+mod node;
+mod rights;
+
+use async_trait::async_trait;
+use leasehold_core::{
+    Error, ErrorKind, Finding, Holding, HoldingQuery, Inspect, Key, Kind, Result,
+};
+
+use crate::backend::RedisBackend;
+use crate::conn::{Conn, NAME};
+
+pub(crate) use diagnose::{of_server, unreached};
+
+#[async_trait]
+impl Inspect for RedisBackend {
+    async fn holdings(&self, query: &HoldingQuery) -> Result<Vec<Holding>> {
+        let asked = async {
+            open(&self.conn)?;
+            self.conn.holdings(query).await
+        };
+        asked.await.map_err(|error: Error| error.at(NAME, "holdings"))
+    }
+
+    async fn force_release(&self, kind: Kind, key: &Key) -> Result<Option<Holding>> {
+        let forced = async {
+            open(&self.conn)?;
+            self.conn.displace(kind, key).await
+        };
+        let displaced = forced.await.map_err(|error| error.at(NAME, "force_release").on(key))?;
+        if let Some(displaced) = &displaced {
+            displaced.log_displaced(NAME);
+        }
+        Ok(displaced)
+    }
+
+    async fn diagnose(&self) -> Result<Vec<Finding>> {
+        let looked = async {
+            open(&self.conn)?;
+            self.conn.diagnose().await
+        };
+        looked.await.map_err(|error| error.at(NAME, "diagnose"))
+    }
+}
+
+fn open(conn: &Conn) -> Result<()> {
+    if conn.closing.is_cancelled() {
+        return Err(Error::new(ErrorKind::Unavailable, "the handle is closed"));
+    }
+    Ok(())
+}
