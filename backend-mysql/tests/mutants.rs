@@ -79,8 +79,6 @@ const TABLE: &[Mutant<Alters>] = &[
     ]),
     sent("commits what it should roll back", "commit::rollback_and_drop_write_nothing",
         &[("ROLLBACK", "COMMIT")]),
-    sent("rolls back what it should commit", "commit::writes_appear_at_the_commit",
-        &[("COMMIT; SELECT CONCAT('',", "ROLLBACK;SELECT CONCAT(0,")]),
     sent("sees a key first in every claim", "commit::first_seen_is_remembered_by_the_commit", &[
         (concat!("SELECT expires > ", now!(), " FROM `leasehold_dedupe`"),
          "SELECT 0 FROM `leasehold_dedupe`"),

@@ -26,33 +26,33 @@ const fn altered(name: &'static str, case: &'static str, alters: Alters) -> Muta
     Mutant { name, case, alters }
 }
 
-const TAKE: &str = "owner .. ':' .. value, 'PX', ttl)";
+const TAKE: &str = "owner .. ':' .. token, 'NX', 'GET', 'PX', ttl)";
 
 #[rustfmt::skip] // a table
 const TABLE: &[Mutant<Alters>] = &[
     // named locks and leases
     altered("sets a lock without looking", "named::excludes",
-        (ACQUIRE, "if not held then", "if true then")),
+        (ACQUIRE, "'NX', 'GET', 'PX', ttl)", "'PX', ttl)")),
     altered("takes leases that others hold", "lease::excludes",
-        (ACQUIRE, "if not held then", "if true then")),
+        (ACQUIRE, "'NX', 'GET', 'PX', ttl)", "'PX', ttl)")),
     altered("gives all the same token", "lease::tokens_rise",
-        (ACQUIRE, "value = now\n", "value = '1'\n")),
+        (ACQUIRE, "local token, gone = now,", "local token, gone = '1',")),
     altered("keeps a lease too long", "expiry::vanished_holder_is_survived",
-        (ACQUIRE, TAKE, "owner..':'..value,'PX',ttl * 99)")),
+        (ACQUIRE, TAKE, "owner..':'..token,'NX','GET','PX',ttl * 99)")),
     altered("lets a lease expire early", "expiry::vanished_holder_is_survived",
-        (ACQUIRE, TAKE, "owner..':'..value,'PX',ttl - 400)")),
+        (ACQUIRE, TAKE, "owner..':'..token,'NX','GET','PX',ttl-400)")),
     altered("makes a lease eternal once somebody wants it", "expiry::vanished_holder_is_survived",
         (ACQUIRE, "held .. '!', 'KEEPTTL')", "held .. '!')")),
     altered("does not note that somebody waits", "lease::waiters_are_woken",
-        (ACQUIRE, "if string.sub(held, -1) ~= '!' then", "if false then")),
+        (ACQUIRE, "if sub(held, -1) ~= '!' then", "if false then")),
     altered("tells nobody of a release", "lease::waiters_are_woken",
-        (RELEASE, "redis.call(ARGV[2], ARGV[3], ARGV[2 * n + 3])", "")),
+        (RELEASE, "call(ARGV[2], ARGV[3], ARGV[2 * n + 1])", "")),
     altered("releases without comparing the owner", "expiry::stale_release_spares_the_successor",
-        (RELEASE, "and string.sub(held, 1, 32) == owner then", "then")),
+        (RELEASE, "and sub(held, 1, 32) == owner then", "then")),
     altered("does not release", "lease::can_be_taken_again_after_release",
-        (RELEASE, "redis.call('DEL', lock)", "")),
+        (RELEASE, "call('DEL', lock)", "")),
     altered("does not unlock", "named::can_be_taken_again_after_release",
-        (RELEASE, "redis.call('DEL', lock)", "")),
+        (RELEASE, "call('DEL', lock)", "")),
     altered("renews nothing and says it did", "lease::heartbeat_outlives_the_ttl",
         (RENEW, "redis.call('PEXPIRE', KEYS[i], ttl)", "1")),
     // claims
