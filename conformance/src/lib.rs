@@ -78,6 +78,7 @@ mod history;
 mod holder;
 mod memory;
 pub mod model;
+pub mod mutants;
 pub mod proxy;
 mod report;
 mod runner;

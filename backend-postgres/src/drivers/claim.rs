@@ -35,10 +35,11 @@ const ROLLBACK_LIMIT: Duration = Duration::from_secs(5);
 const BEGIN_CHECKED: &str = "BEGIN ISOLATION LEVEL READ COMMITTED; \
     SET LOCAL client_connection_check_interval = 1000";
 /// The first of a connection that is the handle's own: what the statements of other claims set for
-/// the transaction, it sets for the session.
-const BEGIN_KEPT: &str = "SELECT set_config('client_connection_check_interval', '1000', false), \
+/// the transaction, it sets for the session: in a transaction before, since the level of one that
+/// has run a query cannot be set, and the statements of one message are a single transaction.
+const BEGIN_KEPT: &str = "BEGIN; SELECT set_config('client_connection_check_interval', '1000', false), \
     set_config('synchronous_commit', CASE current_setting('synchronous_commit') WHEN 'off' \
-    THEN 'on' ELSE current_setting('synchronous_commit') END, false); \
+    THEN 'on' ELSE current_setting('synchronous_commit') END, false); COMMIT; \
     BEGIN ISOLATION LEVEL READ COMMITTED";
 /// `COMMIT` in a transaction that has failed is answered like one that succeeded, and rolls back;
 /// the first statement fails there. The empty transaction that follows is for sqlx to roll back

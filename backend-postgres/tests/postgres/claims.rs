@@ -9,7 +9,7 @@ use leasehold_core::{
     LeaseOptions, LockOptions, NamedLock,
 };
 use sqlx::postgres::PgPoolOptions;
-use sqlx::{AssertSqlSafe, PgPool};
+use sqlx::{AssertSqlSafe, ConnectOptions, PgPool};
 
 use crate::env::{Env, PATIENCE, ask, cancel, got, key, namespace, run, soon, until};
 use crate::support::{Tx, mark, read, write};
@@ -212,20 +212,30 @@ pub(crate) async fn a_snapshot_older_than_the_lock_is_refused(env: &Env) {
     }
     // a claim's own transaction reads what was committed while it waited, whatever the default is
     let options = env.options().options([("default_transaction_isolation", "serializable")]);
+    let mut url = env.options().to_url_lossy();
+    url.query_pairs_mut().append_pair("options[default_transaction_isolation]", "serializable");
+    let own = env.builder(&ns).connect(url.as_str()).await.unwrap();
     let pool = PgPoolOptions::new().max_connections(2).connect_lazy_with(options);
-    let b = Arc::new(env.builder(&ns).build(pool).unwrap());
-    let mut held = got(a.claim(&one("x"), ClaimOptions::default()).await);
-    let waiter = {
-        let b = b.clone();
-        let opts = ClaimOptions::default().wait(PATIENCE);
-        tokio::spawn(async move { b.claim(&one("x"), opts).await })
-    };
-    until("a wait on the server", || waits(env)).await;
-    write(held.tx::<Tx>().unwrap(), &ns, 7).await.unwrap();
-    held.commit().await.unwrap();
-    let mut claim = got(soon("the claim", waiter).await.unwrap());
-    assert_eq!(read(claim.tx::<Tx>().unwrap(), &ns).await.unwrap(), Some(7));
-    claim.commit().await.unwrap();
+    for b in [own, env.builder(&ns).build(pool).unwrap()].map(Arc::new) {
+        let mut conn = b.pool().acquire().await.unwrap();
+        assert_eq!(ask(&mut conn, "SHOW default_transaction_isolation").await, "serializable");
+        drop(conn);
+        // the first one on a connection, and one on a connection that has been used
+        for round in 1..=3 {
+            let mut held = got(a.claim(&one("x"), ClaimOptions::default()).await);
+            let waiter = {
+                let b = b.clone();
+                let opts = ClaimOptions::default().wait(PATIENCE);
+                tokio::spawn(async move { b.claim(&one("x"), opts).await })
+            };
+            until("a wait on the server", || waits(env)).await;
+            write(held.tx::<Tx>().unwrap(), &ns, round).await.unwrap();
+            held.commit().await.unwrap();
+            let mut claim = got(soon("the claim", waiter).await.unwrap());
+            assert_eq!(read(claim.tx::<Tx>().unwrap(), &ns).await.unwrap(), Some(round));
+            claim.commit().await.unwrap();
+        }
+    }
 }
 
 async fn waits(env: &Env) -> bool {

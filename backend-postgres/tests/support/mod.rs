@@ -57,19 +57,19 @@ impl PgHarness {
 
     /// The harness of another process.
     pub(crate) fn join(address: &str) -> Result<Arc<dyn Harness>> {
-        Ok(Arc::new(Self {
-            url: address.to_owned(),
-            version: String::new(),
-            kind: Kind::Postgres15,
-            server: None,
-        }))
+        Ok(Arc::new(Self::at(address)))
+    }
+
+    /// A harness over the server of a URL.
+    pub(crate) fn at(url: &str) -> Self {
+        Self { url: url.to_owned(), version: String::new(), kind: Kind::Postgres15, server: None }
     }
 
     pub(crate) fn url(&self) -> &str {
         &self.url
     }
 
-    async fn prepare(&self) -> Result<()> {
+    pub(crate) async fn prepare(&self) -> Result<()> {
         PostgresBackend::connect(&self.url).await?.migrate().await?;
         let sql = "SELECT pg_advisory_lock(1); CREATE SCHEMA IF NOT EXISTS leasehold_test; \
             CREATE TABLE IF NOT EXISTS leasehold_test.number \

@@ -43,6 +43,7 @@ cases!(ClaimLock in "claim" {
     lock_timeout_gives_up = "behind a holder that never commits a claimer returns nothing, has not run, and goes on (B23)";
     limit_never_exceeded = "counting under a claim keeps a limit at every moment, and slots are not lost (B32)";
     one_claimer_of_a_job = "of many tasks that find a job unclaimed exactly one claims it (B32)";
+    waiter_reads_what_was_committed = "one that waited for a claim reads what its former holder committed (B26)";
     counter_on_the_store = "100 tasks on three handles increment a number on the store, each in its claim (B26)";
     more_claimers_than_connections = "claimers on one key and on many never use up the connections of the holder (B29)";
 });
@@ -61,6 +62,31 @@ async fn sets_are_all_or_nothing(ctx: Ctx) -> Verdict {
             handle.claimed(&free).await?.rollback().await?;
         }
         held.rollback().await?;
+    }
+    Ok(())
+}
+
+async fn waiter_reads_what_was_committed(ctx: Ctx) -> Verdict {
+    let (a, b) = ctx.two().await?;
+    for round in 1..=6 {
+        let mut former = a.claimed(&["x"]).await?;
+        ctx.write(&mut former, "n", round).await?;
+        let waiter = {
+            let (ctx, b) = (ctx.clone(), b.clone());
+            tokio::spawn(async move {
+                let mut claim = b.claimed(&["x"]).await?;
+                let read = ctx.read(&mut claim, "n").await?;
+                claim.rollback().await?;
+                Ok::<_, Fault>(read)
+            })
+        };
+        tokio::time::sleep(Duration::from_millis(100)).await; // it waits by now
+        former.commit().await?;
+        let read = soon("the waiter to read", waiter).await???;
+        ensure!(
+            read == round,
+            "expected the waiter to read {round}, which was committed before, it read {read}"
+        );
     }
     Ok(())
 }

@@ -26,6 +26,7 @@ cases!(Lease in "expiry" {
     stale_release_spares_a_successor_of_the_same_handle = "the same within one process and one handle (B57)";
     late_writer_is_rejected = "a guarded write after the loss of the lease writes nothing (B81)";
     takeover_waits_for_a_guarded_write = "a verified lease is not taken over until the verifying transaction has ended";
+    takeover_waits_for_an_open_transaction = "nor while that transaction waits for somebody else's write" [ParallelWriters];
     waiter_wakes_at_expiry = "a waiter gets a lease whose holder vanished, without any release (B73)";
     blocked_executor_is_noticed = "a holder whose thread was blocked past the ttl knows of its loss at once (B61)";
     deleted_record_is_told = "a lease whose record was deleted is told as lost, and its release spares the successor (B67)" [DeleteLease];
@@ -237,6 +238,41 @@ async fn takeover_waits_for_a_guarded_write(ctx: Ctx) -> Verdict {
     Ok(())
 }
 
+async fn takeover_waits_for_an_open_transaction(ctx: Ctx) -> Verdict {
+    const TTL: Duration = Duration::from_secs(2);
+    let (a, b) = ctx.two().await?;
+    let mut other = b.claimed(&["other"]).await?;
+    ctx.write(&mut other, "n", 5).await?; // which makes the guarded write wait, where writes lock
+    let old = a.leased_once("x", TTL).await?;
+    let lost = old.lost();
+    let writer = {
+        let (ctx, a) = (ctx.clone(), a.clone());
+        tokio::spawn(async move {
+            let written = ctx.guarded_write(&a, &old, "n", 7).await;
+            (written, old) // which is not released, but expires
+        })
+    };
+    is_lost(PATIENCE, "an expired lease", &lost).await?;
+    tokio::time::sleep(TTL / 4).await; // it has expired on the store as well
+    let taken = b.try_lease("x").await?;
+    let writes = !writer.is_finished();
+    ensure!(
+        taken.is_none() || !writes,
+        "expected no takeover before the transaction that verified the lease has ended"
+    );
+    other.rollback().await?;
+    let (written, old) = soon("the writer to end", writer).await??;
+    let written = written.is_ok();
+    drop(old);
+    let value = ctx.committed("n").await?;
+    ensure!(
+        value == if written { 7 } else { 0 },
+        "expected a write just if it was confirmed, it was {written} and the value is {value}"
+    );
+    drop(taken);
+    Ok(b.leased("x", LONG).await?.release().await?)
+}
+
 async fn waiter_wakes_at_expiry(ctx: Ctx) -> Verdict {
     let (a, b) = ctx.two().await?;
     ctx.vanished_lease("x", Duration::from_millis(700)).await?;
@@ -344,8 +380,8 @@ async fn housekeeping_spares_the_live(ctx: Ctx) -> Verdict {
     for _ in 0..3 {
         b.backend.housekeep().await?;
     }
-    live.renew().await?;
     ensure!(b.try_lease("live").await?.is_none(), "expected housekeeping to spare a live lease");
+    live.renew().await?;
     let next = b.leased("dead", LONG).await?;
     ensure!(
         next.token() > last,

@@ -21,6 +21,7 @@ cases!(Lease in "lease" {
     wait_bounds_everything(Kind::Lease) = "a wait ends at its limit, behind a local holder and behind another process";
     huge_waits_wait(Kind::Lease) = "a wait of 40 days or Duration::MAX neither overflows nor ends early (B25)";
     waiter_wakes_on_release(Kind::Lease) = "a waiter on another handle gets the lease soon after its release";
+    waiters_are_woken = "waiters get their leases at the release, and not when they happen to look";
     counter_of_100_tasks(Kind::Lease) = "100 tasks on three handles increment a counter without a lost update";
     fuzz_of_two_names(Kind::Lease) = "holds of two names by many tasks never overlap and tokens rise with them";
     tokens_rise(Kind::Lease) = "each later acquisition has a greater token, on whichever handle";
@@ -41,6 +42,56 @@ cases!(Lease in "lease" {
     guarded_write_of_a_holder_passes = "a write that verifies the lease in its own transaction takes effect while it is held";
     with_lease_gives_the_result_and_frees = "with_lease runs its work under the lease, or not at all, and frees it";
 });
+
+/// Those who look once a second would not all happen to look soon after one moment: they come one
+/// after the other, each on a handle of its own, so that they look at different times.
+async fn waiters_are_woken(ctx: Ctx) -> Verdict {
+    const SOON: Duration = Duration::from_millis(400);
+    let a = ctx.open().await?;
+    let mut handles = Vec::new();
+    for _ in 0..10 {
+        handles.push(ctx.open().await?);
+    }
+    let mut slowest = Vec::new();
+    // a busy machine may be late now and then, those who only look always are
+    for _ in 0..3 {
+        let mut waiting = Vec::new();
+        for (n, handle) in handles.iter().enumerate() {
+            let name = format!("x{n}");
+            let held = a.leased(&name, LONG).await?;
+            let handle = handle.clone();
+            let waiter = tokio::spawn(async move {
+                let taken = handle.lease_within(&name, PATIENCE * 2).await?;
+                let at = Instant::now();
+                let taken = taken.ok_or_else(|| Fault::new("expected every waiter to get its"))?;
+                taken.release().await?;
+                Ok::<_, Fault>(at)
+            });
+            waiting.push((held, waiter));
+            tokio::time::sleep(Duration::from_millis(100)).await;
+        }
+        // by then those who look have slowed down
+        tokio::time::sleep(Duration::from_secs(1)).await;
+        let mut woken = Vec::new();
+        for (held, waiter) in waiting {
+            let released = Instant::now();
+            held.release().await?;
+            woken.push((released, waiter));
+        }
+        let mut late = Duration::ZERO;
+        for (released, waiter) in woken {
+            let got = soon("a waiter to get its lease", waiter).await???;
+            late = late.max(got.saturating_duration_since(released));
+        }
+        if late < SOON {
+            return Ok(());
+        }
+        slowest.push(late);
+    }
+    Err(Fault::new(format!(
+        "expected waiters to get what was released within {SOON:?}, the slowest took {slowest:?}"
+    )))
+}
 
 async fn renewal_keeps_the_token(ctx: Ctx) -> Verdict {
     let a = ctx.open().await?;

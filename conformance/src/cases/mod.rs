@@ -53,7 +53,7 @@ const COUNT: usize = {
     count
 };
 
-const ALL: [Case; COUNT] = {
+static ALL: [Case; COUNT] = {
     let mut all = [PARTS[0][0]; COUNT];
     let (mut next, mut part) = (0, 0);
     while part < PARTS.len() {
