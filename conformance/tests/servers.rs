@@ -202,8 +202,9 @@ struct Program {
 
 impl Program {
     fn start() -> Self {
-        let mut child = Command::new(env!("CARGO_BIN_EXE_servers"))
-            .args(["redis", "postgres"])
+        // a shell in the background has its children ignore SIGINT
+        let mut child = Command::new("env")
+            .args(["--default-signal=INT", env!("CARGO_BIN_EXE_servers"), "redis", "postgres"])
             .process_group(0)
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
