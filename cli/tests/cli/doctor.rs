@@ -101,6 +101,18 @@ fn an_idle_session_timeout_is_found() {
 }
 
 #[test]
+fn a_tiny_wait_timeout_is_found() {
+    for kind in [Kind::MySql, Kind::MariaDb] {
+        let server = Server::start_with(kind, &["--wait-timeout=2"]).expect("the server starts");
+        let place = Place::at("mysql", &server.url());
+        place.ends(&["migrate"]).code_is(0);
+        let (_, findings) = examined(&place);
+        let found = of(&findings, "wait_timeout");
+        assert!(!found.is_empty() && !found.contains(&"ok"), "{kind:?}: {findings:?}");
+    }
+}
+
+#[test]
 fn a_pooler_in_transaction_mode_is_a_fault() {
     let server = Server::shared(Kind::Postgres15).expect("the server starts");
     postgres().ends(&["migrate"]).code_is(0);
