@@ -6,6 +6,7 @@ use std::time::Duration;
 use clap::Args;
 use leasehold::{HeldName, Holding, HoldingQuery, Kind};
 use serde_json::{Value, json};
+use tokio::signal::unix::{SignalKind, signal};
 
 use super::holding;
 use super::list::Filter;
@@ -39,7 +40,9 @@ type Hold = (Kind, HeldName, Option<u64>, Option<String>, Option<String>, bool);
 pub(crate) async fn watch(ui: Ui, globals: &Globals, args: &Watch) -> Outcome {
     let store = store::open(globals).await?;
     let query = args.filter.apply(HoldingQuery::prefix(&args.prefix));
-    let interrupted = |error| Failure::system("cannot take signals", &error);
+    // kept, so that a Ctrl-C in the middle of a look counts too
+    let mut interrupts = signal(SignalKind::interrupt())
+        .map_err(|error| Failure::system("cannot take signals", &error))?;
     let mut before = BTreeMap::new();
     let mut told = false;
     loop {
@@ -55,8 +58,7 @@ pub(crate) async fn watch(ui: Ui, globals: &Globals, args: &Watch) -> Outcome {
         }
         tokio::select! {
             () = tokio::time::sleep(args.interval.max(Duration::from_millis(50))) => {}
-            end = tokio::signal::ctrl_c() => {
-                end.map_err(interrupted)?;
+            _ = interrupts.recv() => {
                 store::close(&store).await;
                 return Ok(exit::OK);
             }
