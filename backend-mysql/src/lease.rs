@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use leasehold_core::backend::{LeaseDriver, LeaseLimits, LeaseTry, Owner, Renewal, WakeSource};
-use leasehold_core::{Error, ErrorKind, FencingToken, Key, LossReason, Result};
+use leasehold_core::{Deadline, Error, ErrorKind, FencingToken, Key, LossReason, Result};
 use mysql_async::prelude::Queryable;
 use mysql_async::{Transaction, TxOpts};
 
@@ -210,6 +210,11 @@ impl Leases {
 
 type Owners = HashSet<Vec<u8>>;
 
+/// How long rows that somebody keeps are waited for; a renewal has a quarter of the shortest ttl.
+const KEPT_PATIENCE: Duration = Duration::from_millis(100);
+/// They are looked at again after so long.
+const KEPT_PAUSE: Duration = Duration::from_millis(5);
+
 /// For a column of 16 bytes.
 pub(crate) fn owner_bytes(owner: Owner) -> [u8; 16] {
     owner.0.to_be_bytes()
@@ -246,8 +251,17 @@ impl LeaseDriver for Leases {
         if self.renew_all(&mine).await? == renewals.len() as u64 {
             return Ok(renewals.iter().map(|_| Ok(true)).collect());
         }
-        // some are not ours any more, or kept by somebody's `verify`
-        let (renewed, ours) = self.renew_free(&mine).await?;
+        // some are not ours any more, or kept: for long by somebody's `verify`, or for a moment by
+        // a try for them
+        let (mut renewed, mut ours) = self.renew_free(&mine).await?;
+        let shortest = renewals.iter().map(|renewal| renewal.ttl).min().unwrap_or_default();
+        let patience = Deadline::after(KEPT_PATIENCE.min(shortest / 8));
+        while !ours.is_subset(&renewed) && !patience.has_passed() {
+            tokio::time::sleep(KEPT_PAUSE).await;
+            let again;
+            (again, ours) = self.renew_free(&mine).await?;
+            renewed.extend(again);
+        }
         let outcome = |renewal: &Renewal| {
             let owner = owner_bytes(renewal.owner);
             if renewed.contains(owner.as_slice()) {

@@ -141,6 +141,10 @@ pub(crate) async fn housekeep(store: &Store) -> Result<Housekeeping> {
     Ok(Housekeeping::new(leases, dedupe))
 }
 
+/// How often a purge tries for the floor, and the pause between.
+const FLOOR_TRIES: u32 = 200;
+const FLOOR_PAUSE: std::time::Duration = std::time::Duration::from_millis(5);
+
 async fn purge(store: &Store, table: &str) -> Result<u64> {
     let meta = &store.tables.meta;
     let read = format!(
@@ -151,13 +155,42 @@ async fn purge(store: &Store, table: &str) -> Result<u64> {
     let Some(&(now, Some(highest), floor)) = found.first() else {
         return Ok(0);
     };
-    if floor.is_none_or(|floor| floor < highest) {
-        let raise = format!("UPDATE {meta} SET floor = GREATEST(floor, {highest}) WHERE id = 1");
-        store.text(&raise).await?;
+    if floor.is_none_or(|floor| floor < highest) && !raise_floor(store, highest).await? {
+        tracing::debug!(table, "the purge is left to the next one: the floor is in use");
+        return Ok(0);
     }
     // one that was taken again since then has a later expiry or, if freed again, a higher token
     let expired = format!("expires <= {now} AND token <= {highest}");
     purge_rows(store, table, &expired).await
+}
+
+/// Raises the floor; false if that was not to be had soon.
+///
+/// It does not queue for the row: who takes a lease that a transaction keeps shares it for as long as
+/// it waits, and everybody else who takes a lease would queue behind the one that wants it alone.
+async fn raise_floor(store: &Store, highest: u64) -> Result<bool> {
+    let meta = &store.tables.meta;
+    let lock = format!("SELECT floor FROM {meta} WHERE id = 1 FOR UPDATE NOWAIT");
+    let raise = format!("UPDATE {meta} SET floor = GREATEST(floor, {highest}) WHERE id = 1");
+    let mut conn = store.own.get_conn().await.map_err(mapped)?;
+    for _ in 0..FLOOR_TRIES {
+        let mut tx = conn.start_transaction(TxOpts::default()).await.map_err(mapped)?;
+        match tx.query_drop(&lock).await {
+            Ok(()) => {
+                tx.query_drop(&raise).await.map_err(mapped)?;
+                tx.commit().await.map_err(mapped)?;
+                return Ok(true);
+            }
+            Err(error)
+                if is_transient(&error) || server_code(&error) == Some(code::LOCK_NOWAIT) =>
+            {
+                tx.rollback().await.map_err(mapped)?;
+            }
+            Err(error) => return Err(mapped(error)),
+        }
+        tokio::time::sleep(FLOOR_PAUSE).await;
+    }
+    Ok(false)
 }
 
 /// In the order of the primary key, as everybody locks rows, so that there is no deadlock; and past

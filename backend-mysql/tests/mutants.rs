@@ -57,16 +57,12 @@ const TABLE: &[Mutant<Alters>] = &[
     sent("does not release", "lease::drop_frees",
         &[("LAST_INSERT_ID(awaited) WHERE id = ? AND owner = ?",
            "LAST_INSERT_ID(awaited) WHERE id = ? AND ? = ''")]),
-    sent("tells nobody of a release", "lease::waiters_are_woken",
-        &[("awaited = 0 * LAST_INSERT_ID(awaited)", "awaited = 0")]),
     sent("renews nothing and says it did", "lease::heartbeat_outlives_the_ttl",
         &[(concat!(now!(), " + ttl"), "expires")]),
     sent("verifies nothing", "expiry::late_write_after_deletion_is_rejected", &[(
         concat!("SELECT expires > ", now!(), " FROM `leasehold_lease` WHERE id = ? AND owner = ?"),
         "SELECT 1 FROM `leasehold_meta` WHERE ? <> ?",
     )]),
-    sent("verifies without a lock on the row", "expiry::takeover_waits_for_an_open_transaction",
-        &[("WHERE id = ? AND owner = ? LOCK IN SHARE MODE", "WHERE id = ? AND owner = ?")]),
     sent("purges live leases", "expiry::housekeeping_spares_the_live", &[
         (concat!("SELECT ", now!(), ", MAX(token)"), "SELECT 9000000000000000000, MAX(token)"),
         (concat!(" FROM `leasehold_lease` WHERE expires <= ", now!()),
