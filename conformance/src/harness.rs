@@ -110,6 +110,9 @@ pub enum Need {
     Processes,
     /// [`Inspect`](leasehold_core::Inspect): who holds what, and forced release.
     Inspect,
+    /// The store has a clock of its own: a process whose clock is set otherwise does not bring
+    /// another time to it.
+    OwnClock,
     /// A named lock is lost when its session ends (not by a ttl).
     SessionLocks,
     /// Transactions of different claims may have written at the same time; where a store has one

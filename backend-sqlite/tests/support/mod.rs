@@ -115,6 +115,9 @@ impl Harness for SqliteHarness {
         match need {
             Need::Silence | Need::LoseAnswer => Some("there is no network before a file"),
             Need::ParallelWriters => Some("a file has one writer at a time"),
+            Need::OwnClock => {
+                Some("the clock of the machine is the store's, as a process reads it")
+            }
             Need::Restart => Some("there is no server: what can be killed are the processes"),
             _ => None,
         }

@@ -158,6 +158,9 @@ impl Harness for StoreHarness {
                 Some("the store cannot tell who holds what")
             }
             #[cfg(feature = "sqlite")]
+            Need::OwnClock if self.numbers == Numbers::Sqlite => {
+                Some("the clock of the machine is the store's, as a process reads it")
+            }
             Need::ParallelWriters if self.numbers == Numbers::Sqlite => {
                 Some("a file has one writer at a time")
             }

@@ -18,7 +18,7 @@ cases!(Recipes in "recipes" {
     semaphore_of_a_killed_process_is_free = "the permits of a process that is killed are free at once" [Processes, SessionLocks];
     takeover_of_a_killed_process = "the work of a process that is killed is picked up by exactly one" [Processes];
     schedule_of_processes = "each tick fires once across processes, and none is left out" [Processes];
-    schedule_with_clocks_apart = "each tick fires once across processes whose clocks are two hours apart" [Processes];
+    schedule_with_clocks_apart = "each tick fires once across processes whose clocks are two hours apart" [Processes, OwnClock];
 });
 
 async fn leader_that_is_killed_is_followed(ctx: Ctx) -> Verdict {
