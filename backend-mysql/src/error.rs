@@ -43,7 +43,7 @@ pub(crate) fn server_code(error: &DbError) -> Option<u16> {
 
 /// Whether the statement may simply be sent again: the server has rolled it back.
 pub(crate) fn is_transient(error: &DbError) -> bool {
-    matches!(server_code(error), Some(code::DEADLOCK | code::LOCK_WAIT_TIMEOUT))
+    matches!(server_code(error), Some(code::DEADLOCK | code::LOCK_WAIT_TIMEOUT | code::LOCK_NOWAIT))
 }
 
 /// Whether the statement was cut short; what it did is not known.

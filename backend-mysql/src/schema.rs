@@ -181,11 +181,7 @@ async fn raise_floor(store: &Store, highest: u64) -> Result<bool> {
                 tx.commit().await.map_err(mapped)?;
                 return Ok(true);
             }
-            Err(error)
-                if is_transient(&error) || server_code(&error) == Some(code::LOCK_NOWAIT) =>
-            {
-                tx.rollback().await.map_err(mapped)?;
-            }
+            Err(error) if is_transient(&error) => tx.rollback().await.map_err(mapped)?,
             Err(error) => return Err(mapped(error)),
         }
         tokio::time::sleep(FLOOR_PAUSE).await;

@@ -11,16 +11,21 @@ use crate::error::mapped;
 use crate::flavour::{Flavour, ServerInfo};
 use crate::names::{self, Kind, RowId};
 
+macro_rules! now {
+    () => {
+        "TIMESTAMPDIFF(MICROSECOND, '1970-01-01', UTC_TIMESTAMP(6))"
+    };
+}
+
 /// Microseconds since 1970 by the server's clock. `UTC_TIMESTAMP` does not depend on the session's
 /// time zone, which has hours that come twice. It is that of the statement's start: one that waits
 /// for a row takes over late rather than early, and a new expiry is never before the request was
 /// sent plus the ttl.
-pub(crate) const NOW: &str = "TIMESTAMPDIFF(MICROSECOND, '1970-01-01', UTC_TIMESTAMP(6))";
+pub(crate) const NOW: &str = now!();
 
 /// The token of a row that is new: above those of rows that were purged, which have raised the
 /// floor, and of those that somebody deleted by hand, which were of earlier microseconds.
-pub(crate) const FIRST_TOKEN: &str =
-    "GREATEST(floor + 1, TIMESTAMPDIFF(MICROSECOND, '1970-01-01', UTC_TIMESTAMP(6)))";
+pub(crate) const FIRST_TOKEN: &str = concat!("GREATEST(floor + 1, ", now!(), ")");
 
 /// How often a statement is sent again after the server rolled it back.
 pub(crate) const TRIES: u32 = 10;

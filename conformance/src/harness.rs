@@ -4,7 +4,9 @@ use std::fmt::Debug;
 use std::sync::Arc;
 
 use async_trait::async_trait;
-use leasehold_core::{Backend, Claim, Key, LeaseGuard, Result};
+use leasehold_core::{
+    Backend, Claim, ClaimOptions, Error, ErrorKind, Key, Keys, LeaseGuard, Result,
+};
 
 /// A store under test. One harness serves all cases, which run side by side, each in a namespace
 /// of its own and on a tokio runtime of its own.
@@ -48,15 +50,28 @@ pub trait Harness: Debug + Send + Sync + 'static {
     /// Reads the committed number, outside of any claim. Names are unique over all cases.
     async fn committed(&self, name: &str) -> Result<Option<i64>>;
 
-    /// Writes a number in a transaction of its own that first calls
-    /// [`LeaseGuard::verify`]; nothing is written if that fails.
+    /// [`LeaseGuard::verify`] on the claim's own transaction.
+    async fn verify(&self, claim: &mut Claim, lease: &LeaseGuard) -> Result<()>;
+
+    /// Writes a number in a transaction of its own that first [verifies](Self::verify) the lease;
+    /// nothing is written if that fails.
     async fn guarded_write(
         &self,
         handle: &Handle,
         lease: &LeaseGuard,
         name: &str,
         value: i64,
-    ) -> Result<()>;
+    ) -> Result<()> {
+        // a claim of no keys is a plain transaction
+        let (keys, opts) = (Keys::none(), ClaimOptions::default());
+        let Some(mut claim) = handle.backend.claim(&keys, opts).await? else {
+            let detail = "a transaction without keys found others in its way";
+            return Err(Error::new(ErrorKind::Backend, detail));
+        };
+        self.verify(&mut claim, lease).await?;
+        self.write(&mut claim, name, value).await?;
+        claim.commit().await
+    }
 
     /// What is left of a namespace on the store, in words: held or awaited locks, live leases,
     /// sessions that wait or idle in a transaction. Empty when all is released. (Dedupe entries,

@@ -6,7 +6,7 @@ use std::time::Duration;
 use async_trait::async_trait;
 use leasehold_core::backend::SessionLimits;
 use leasehold_core::memory::{MemoryBackend, MemoryLink, MemoryStore, MemoryTx};
-use leasehold_core::{Claim, ClaimOptions, Error, ErrorKind, Key, Keys, LeaseGuard, Result};
+use leasehold_core::{Claim, Error, ErrorKind, Key, LeaseGuard, Result};
 
 use crate::harness::{Handle, Harness, Link, Need};
 
@@ -91,23 +91,8 @@ impl Harness for MemoryHarness {
         number(self.store.read(name))
     }
 
-    async fn guarded_write(
-        &self,
-        handle: &Handle,
-        lease: &LeaseGuard,
-        name: &str,
-        value: i64,
-    ) -> Result<()> {
-        // a claim of no keys is a plain transaction
-        let (keys, opts) = (Keys::none(), ClaimOptions::default());
-        let Some(mut claim) = handle.backend.claim(&keys, opts).await? else {
-            let detail = "a transaction without keys found others in its way";
-            return Err(Error::new(ErrorKind::Backend, detail));
-        };
-        let tx = claim.tx::<MemoryTx>()?;
-        lease.verify(tx).await?;
-        tx.write(name, value.to_string());
-        claim.commit().await
+    async fn verify(&self, claim: &mut Claim, lease: &LeaseGuard) -> Result<()> {
+        lease.verify(claim.tx::<MemoryTx>()?).await
     }
 
     async fn leftovers(&self, namespace: &str) -> Result<Vec<String>> {

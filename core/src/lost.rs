@@ -103,6 +103,21 @@ impl Lost {
         }
     }
 
+    /// Does `work` until it ends, or until the hold is lost: then `work` is dropped.
+    ///
+    /// # Errors
+    /// The reason, if the hold was lost first; also if both are so at once.
+    ///
+    /// # Cancel safety
+    /// As safe as `work`.
+    pub async fn run_until_lost<T>(&self, work: impl Future<Output = T>) -> Result<T, LossReason> {
+        tokio::select! {
+            biased;
+            reason = self.wait() => Err(reason),
+            done = work => Ok(done),
+        }
+    }
+
     /// Whether it is lost by now. Never does any I/O.
     pub fn is_set(&self) -> bool {
         self.reason().is_some()

@@ -183,12 +183,8 @@ pub trait NamedLockExt: NamedLock {
         let Some(guard) = self.lock(key, opts).await? else {
             return Ok(None);
         };
-        let lost = guard.lost();
-        let done = tokio::select! {
-            biased;
-            reason = lost.wait() => Err(lost_error("go on", key, Some(reason))),
-            done = work(&guard) => Ok(done),
-        }?;
+        let done = guard.lost().run_until_lost(work(&guard)).await;
+        let done = done.map_err(|reason| lost_error("go on", key, Some(reason)))?;
         released("lock", guard.release().await)?;
         Ok(Some(done))
     }

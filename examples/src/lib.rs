@@ -11,7 +11,9 @@
 pub mod docs;
 pub mod journal;
 pub mod pipelines;
+pub mod process;
 pub mod tasks;
 
 pub use docs::Docs;
 pub use journal::{Event, Journal};
+pub use process::Process;

@@ -124,28 +124,22 @@ pub fn redacted(url: &str) -> String {
     };
     let hidden = |text: &str| {
         let at = text.rfind('@')?;
-        let user = text[..at].find(':').map_or(at, |colon| colon);
-        let is_password = user < at;
-        is_password.then(|| format!("{}:{HIDDEN}{}", &text[..user], &text[at..]))
+        let colon = text[..at].find(':')?;
+        Some(format!("{}:{HIDDEN}{}", &text[..colon], &text[at..]))
     };
-    if let Some(before) = hidden(before) {
-        return match query {
-            Some(query) => format!("{scheme}:{before}?{}", secretless(query)),
-            None => format!("{scheme}:{before}"),
-        };
-    }
+    let shown = hidden(before);
     // an @ among the options only: a password with a question mark, or an option with an @
-    if let (Some(query), Some(colon)) = (query, before.rfind(':'))
-        && query.contains('@')
+    if let (None, Some(query), Some(colon)) = (&shown, query, before.rfind(':'))
+        && let Some(at) = query.rfind('@')
         && before[colon..].len() > 1
         && !before.contains('@')
     {
-        let at = query.rfind('@').unwrap_or_default();
         return format!("{scheme}:{}:{HIDDEN}{}", &before[..colon], &query[at..]);
     }
+    let shown = shown.unwrap_or_else(|| before.to_owned());
     match query {
-        Some(query) => format!("{scheme}:{before}?{}", secretless(query)),
-        None => format!("{scheme}:{before}"),
+        Some(query) => format!("{scheme}:{shown}?{}", secretless(query)),
+        None => format!("{scheme}:{shown}"),
     }
 }
 

@@ -10,9 +10,7 @@ use std::time::Duration;
 use async_trait::async_trait;
 use leasehold_conformance::servers::{Kind, Server};
 use leasehold_conformance::{Handle, Harness, Link, Proxy, Setup};
-use leasehold_core::{
-    Backend, Claim, ClaimOptions, Error, ErrorKind, Key, Keys, LeaseGuard, Result,
-};
+use leasehold_core::{Backend, Claim, Error, ErrorKind, Key, LeaseGuard, Result};
 use leasehold_mysql::{MySqlBackend, MySqlBuilder};
 use mysql_async::prelude::Queryable;
 use mysql_async::{Conn, Opts, OptsBuilder, Pool, Transaction};
@@ -303,22 +301,8 @@ impl Harness for MySqlHarness {
         self.conn().await?.exec_first(read, (name,)).await.map_err(failed)
     }
 
-    async fn guarded_write(
-        &self,
-        handle: &Handle,
-        lease: &LeaseGuard,
-        name: &str,
-        value: i64,
-    ) -> Result<()> {
-        // a claim of no keys is a plain transaction
-        let (keys, opts) = (Keys::none(), ClaimOptions::default());
-        let Some(mut claim) = handle.backend.claim(&keys, opts).await? else {
-            return Err(failed("a transaction without keys found others in its way"));
-        };
-        let tx = claim.tx::<Transaction<'static>>()?;
-        lease.verify(tx).await?;
-        write(tx, name, value).await?;
-        claim.commit().await
+    async fn verify(&self, claim: &mut Claim, lease: &LeaseGuard) -> Result<()> {
+        lease.verify(claim.tx::<Transaction<'static>>()?).await
     }
 
     async fn leftovers(&self, namespace: &str) -> Result<Vec<String>> {

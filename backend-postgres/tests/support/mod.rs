@@ -14,9 +14,7 @@ use async_trait::async_trait;
 use leasehold_conformance::servers::{Kind, Server};
 use leasehold_conformance::{Handle, Harness, Link, Proxy};
 use leasehold_core::backend::SessionLimits;
-use leasehold_core::{
-    Backend, Claim, ClaimOptions, Error, ErrorKind, Holder, Key, Keys, LeaseGuard, Result,
-};
+use leasehold_core::{Backend, Claim, Error, ErrorKind, Holder, Key, LeaseGuard, Result};
 use leasehold_postgres::PostgresBackend;
 use sqlx::postgres::{PgConnectOptions, PgConnection, PgPoolOptions, Postgres};
 use sqlx::{ConnectOptions, Row, Transaction};
@@ -192,20 +190,8 @@ impl Harness for PgHarness {
         read(&mut self.admin().await?, name).await
     }
 
-    async fn guarded_write(
-        &self,
-        handle: &Handle,
-        lease: &LeaseGuard,
-        name: &str,
-        value: i64,
-    ) -> Result<()> {
-        // a claim of no keys is a plain transaction
-        let claim = handle.backend.claim(&Keys::none(), ClaimOptions::default()).await?;
-        let mut claim = claim.ok_or_else(|| failed("nobody can be in the way of no keys"))?;
-        let tx = claim.tx::<Tx>()?;
-        lease.verify(tx).await?;
-        write(tx, name, value).await?;
-        claim.commit().await
+    async fn verify(&self, claim: &mut Claim, lease: &LeaseGuard) -> Result<()> {
+        lease.verify(claim.tx::<Tx>()?).await
     }
 
     async fn leftovers(&self, namespace: &str) -> Result<Vec<String>> {

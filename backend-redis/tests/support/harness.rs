@@ -8,7 +8,7 @@ use async_trait::async_trait;
 use leasehold_conformance::servers::redis::{self, Cluster, Sentinel};
 use leasehold_conformance::servers::{Kind, Server};
 use leasehold_conformance::{Handle, Harness, Link, Need, Proxy};
-use leasehold_core::{Claim, ClaimOptions, Error, ErrorKind, Key, Keys, LeaseGuard, Result};
+use leasehold_core::{Claim, Error, ErrorKind, Key, LeaseGuard, Result};
 use leasehold_redis::{RedisBackend, RedisTx};
 
 use super::Raw;
@@ -208,22 +208,8 @@ impl Harness for RedisHarness {
         Ok(None)
     }
 
-    async fn guarded_write(
-        &self,
-        handle: &Handle,
-        lease: &LeaseGuard,
-        name: &str,
-        value: i64,
-    ) -> Result<()> {
-        // a claim of no keys is a plain transaction
-        let (keys, opts) = (Keys::none(), ClaimOptions::default());
-        let Some(mut claim) = handle.backend.claim(&keys, opts).await? else {
-            return Err(failed("a transaction without keys found others in its way"));
-        };
-        let tx = claim.tx::<RedisTx>()?;
-        lease.verify(tx).await?;
-        tx.set(number(name), value)?;
-        claim.commit().await
+    async fn verify(&self, claim: &mut Claim, lease: &LeaseGuard) -> Result<()> {
+        lease.verify(claim.tx::<RedisTx>()?).await
     }
 
     async fn leftovers(&self, namespace: &str) -> Result<Vec<String>> {

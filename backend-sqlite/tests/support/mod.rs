@@ -12,9 +12,7 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use leasehold_conformance::{Handle, Harness, Link, Need};
-use leasehold_core::{
-    Backend, Claim, ClaimOptions, Error, ErrorKind, Holder, Key, Keys, LeaseGuard, Result,
-};
+use leasehold_core::{Backend, Claim, Error, ErrorKind, Holder, Key, LeaseGuard, Result};
 use leasehold_sqlite::SqliteBackend;
 use rustix::time::{ClockId, clock_gettime};
 use sha2::{Digest, Sha256};
@@ -167,20 +165,8 @@ impl Harness for SqliteHarness {
         read(&mut self.admin().await?, name).await
     }
 
-    async fn guarded_write(
-        &self,
-        handle: &Handle,
-        lease: &LeaseGuard,
-        name: &str,
-        value: i64,
-    ) -> Result<()> {
-        // a claim of no keys is a plain transaction
-        let claim = handle.backend.claim(&Keys::none(), ClaimOptions::default()).await?;
-        let mut claim = claim.ok_or_else(|| failed("nobody can be in the way of no keys"))?;
-        let tx = claim.tx::<Tx>()?;
-        lease.verify(tx).await?;
-        write(tx, name, value).await?;
-        claim.commit().await
+    async fn verify(&self, claim: &mut Claim, lease: &LeaseGuard) -> Result<()> {
+        lease.verify(claim.tx::<Tx>()?).await
     }
 
     async fn leftovers(&self, namespace: &str) -> Result<Vec<String>> {

@@ -231,18 +231,8 @@ impl Harness for StoreHarness {
         Ok(number)
     }
 
-    async fn guarded_write(
-        &self,
-        handle: &Handle,
-        lease: &LeaseGuard,
-        name: &str,
-        value: i64,
-    ) -> Result<()> {
-        self.note(name);
-        let mut claim = plain(&*handle.backend).await?;
-        self.numbers.verify(&mut claim, lease).await?;
-        self.numbers.write(&mut claim, name, value).await?;
-        claim.commit().await
+    async fn verify(&self, claim: &mut Claim, lease: &LeaseGuard) -> Result<()> {
+        self.numbers.verify(claim, lease).await
     }
 
     async fn leftovers(&self, namespace: &str) -> Result<Vec<String>> {

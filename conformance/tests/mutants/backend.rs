@@ -86,14 +86,8 @@ impl Harness for MutantHarness {
         self.memory.committed(name).await
     }
 
-    async fn guarded_write(
-        &self,
-        handle: &Handle,
-        lease: &LeaseGuard,
-        name: &str,
-        value: i64,
-    ) -> Result<()> {
-        self.memory.guarded_write(handle, lease, name, value).await
+    async fn verify(&self, claim: &mut Claim, lease: &LeaseGuard) -> Result<()> {
+        self.memory.verify(claim, lease).await
     }
 
     async fn leftovers(&self, namespace: &str) -> Result<Vec<String>> {

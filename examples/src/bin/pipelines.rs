@@ -1,13 +1,11 @@
 //! One server of the pipelines: `pipelines --store URL --name web-1`.
 
 use std::process::ExitCode;
-use std::sync::Arc;
 use std::time::Duration;
 
 use clap::Parser;
 use leasehold_examples::pipelines::{Server, Settings};
-use leasehold_examples::{Journal, docs};
-use tokio::signal::unix::{SignalKind, signal};
+use leasehold_examples::{Journal, Process, process};
 
 /// A server that drives pipelines. It prints what it does as lines of JSON.
 #[derive(Debug, Parser)]
@@ -34,21 +32,11 @@ struct Args {
 
 #[tokio::main]
 async fn main() -> ExitCode {
-    tracing_subscriber::fmt().with_writer(std::io::stderr).with_env_filter("warn").init();
-    match run(Args::parse()).await {
-        Ok(()) => ExitCode::SUCCESS,
-        Err(error) => {
-            eprintln!("pipelines: {error}");
-            ExitCode::FAILURE
-        }
-    }
+    process::exit_code("pipelines", run(Args::parse()).await)
 }
 
 async fn run(args: Args) -> Result<(), Box<dyn std::error::Error>> {
-    let mut term = signal(SignalKind::terminate())?;
-    let store = leasehold::connect(&args.store).await?;
-    store.migrate().await?;
-    let docs = Arc::from(docs::open(&store).await?);
+    let mut process = Process::start(&args.store).await?;
     let settings = Settings {
         pipelines: args.pipelines,
         steps: args.steps,
@@ -57,13 +45,9 @@ async fn run(args: Args) -> Result<(), Box<dyn std::error::Error>> {
         share: args.share,
     };
     let journal = Journal::to_stdout(&args.name);
-    journal.tell("started", &store.to_string(), 0);
-    let server = Server::new(&store, docs, settings, journal);
-    server
-        .run(async {
-            term.recv().await;
-        })
-        .await?;
-    store.close().await?;
+    journal.tell("started", &process.store.to_string(), 0);
+    let server = Server::new(&process.store, process.docs.clone(), settings, journal);
+    server.run(process.told_to_end()).await?;
+    process.store.close().await?;
     Ok(())
 }

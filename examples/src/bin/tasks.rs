@@ -1,13 +1,11 @@
 //! One pod of the task runners: `tasks --store URL --name pod-1`.
 
 use std::process::ExitCode;
-use std::sync::Arc;
 use std::time::Duration;
 
 use clap::Parser;
 use leasehold_examples::tasks::{Pod, Settings};
-use leasehold_examples::{Journal, docs};
-use tokio::signal::unix::{SignalKind, signal};
+use leasehold_examples::{Journal, Process, process};
 
 /// A pod that runs tasks. It prints what it does as lines of JSON, its port first.
 #[derive(Debug, Parser)]
@@ -34,21 +32,11 @@ struct Args {
 
 #[tokio::main]
 async fn main() -> ExitCode {
-    tracing_subscriber::fmt().with_writer(std::io::stderr).with_env_filter("warn").init();
-    match run(Args::parse()).await {
-        Ok(()) => ExitCode::SUCCESS,
-        Err(error) => {
-            eprintln!("tasks: {error}");
-            ExitCode::FAILURE
-        }
-    }
+    process::exit_code("tasks", run(Args::parse()).await)
 }
 
 async fn run(args: Args) -> Result<(), Box<dyn std::error::Error>> {
-    let mut term = signal(SignalKind::terminate())?;
-    let store = leasehold::connect(&args.store).await?;
-    store.migrate().await?;
-    let docs = Arc::from(docs::open(&store).await?);
+    let mut process = Process::start(&args.store).await?;
     let settings = Settings {
         limit: args.limit,
         per_repo: args.per_repo,
@@ -57,11 +45,9 @@ async fn run(args: Args) -> Result<(), Box<dyn std::error::Error>> {
         turn: Duration::from_millis(args.turn_ms),
         tick: Duration::from_millis(250),
     };
-    let pod = Pod::new(&store, docs, settings, Journal::to_stdout(&args.name))?;
-    let stop = async {
-        term.recv().await;
-    };
-    pod.run(stop).await?;
-    store.close().await?;
+    let journal = Journal::to_stdout(&args.name);
+    let pod = Pod::new(&process.store, process.docs.clone(), settings, journal)?;
+    pod.run(process.told_to_end()).await?;
+    process.store.close().await?;
     Ok(())
 }

@@ -67,11 +67,7 @@ fn part(key: &Key, part: impl Display) -> Result<Key> {
 
 /// Does the work until it ends or what it needs is lost; then it is dropped.
 async fn unless_lost<T>(lost: &Lost, key: &Key, work: impl Future<Output = T>) -> Result<T> {
-    tokio::select! {
-        biased;
-        reason = lost.wait() => Err(lost_error(key, reason)),
-        done = work => Ok(done),
-    }
+    lost.run_until_lost(work).await.map_err(|reason| lost_error(key, reason))
 }
 
 fn lost_error(key: &Key, reason: LossReason) -> Error {

@@ -62,7 +62,7 @@ impl Client {
         self.order.life += 1;
         self.body = Some(match lab.url() {
             Some(_) => Body::Process(self.spawn()?),
-            None => thread(self.order.clone(), lab.clone()),
+            None => thread(self.order.clone(), lab.shop()),
         });
         Ok(())
     }
@@ -157,7 +157,7 @@ impl Client {
 }
 
 /// A client with a runtime of its own, with which everything of it can vanish.
-fn thread(order: Order, lab: Arc<dyn Lab>) -> Body {
+fn thread(order: Order, shop: Arc<dyn Shop>) -> Body {
     let (stop, stopped) = watch::channel(false);
     let (vanish, mut vanished) = oneshot::channel();
     let (end, ended) = oneshot::channel();
@@ -167,7 +167,6 @@ fn thread(order: Order, lab: Arc<dyn Lab>) -> Body {
         let result = match runtime {
             Err(error) => Err(error.to_string()),
             Ok(runtime) => {
-                let shop: Arc<dyn Shop> = lab;
                 let result = runtime.block_on(async {
                     tokio::select! {
                         _ = &mut vanished => {

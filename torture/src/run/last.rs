@@ -16,7 +16,7 @@ pub(super) const BOUND: Duration = Duration::from_secs(20);
 
 /// Takes everything once. Gives what went wrong.
 pub(super) async fn acquire_all(lab: &Arc<dyn Lab>) -> Vec<String> {
-    let handle = match lab.open("controller").await {
+    let handle = match lab.shop().open("controller").await {
         Ok(handle) => handle,
         Err(error) => return vec![format!("no handle could be opened at the end: {error}")],
     };

@@ -82,7 +82,7 @@ async fn drive(
         names.iter().flat_map(|name| [format!("{name}:seq"), format!("{name}:token")]).collect();
     lab.prepare(&numbers).await.map_err(told)?;
     let log = Log::open(&options.record.join("controller.jsonl"), None, 0).map_err(told)?;
-    let handle = lab.open("controller").await.map_err(told)?;
+    let handle = lab.shop().open("controller").await.map_err(told)?;
     let clients = clients(options, &lab).await?;
     let hands = Hands { lab, memory, clients: clients.into(), handle, log, server: Arc::default() };
     for client in hands.clients.iter() {
@@ -214,7 +214,8 @@ async fn end(options: &Options, hands: &Hands) -> Vec<String> {
 async fn ends(hands: &Hands, names: Vec<String>, mut wrong: Vec<String>) -> Ends {
     let mut last = BTreeMap::new();
     for name in names {
-        let value = last::committed(&*hands.lab, &*hands.handle, &format!("{name}:seq")).await;
+        let value =
+            last::committed(&*hands.lab.shop(), &*hands.handle, &format!("{name}:seq")).await;
         match value {
             Ok(value) => drop(last.insert(name, value)),
             Err(error) => wrong.push(format!("{name} cannot be read after the end: {error}")),

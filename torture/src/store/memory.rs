@@ -11,10 +11,10 @@ use leasehold::{Backend, Claim, LeaseGuard, Result};
 use super::{ANSWER, KEEPALIVE, Lab, NAMESPACE, Shop};
 
 /// A store in memory, with the ways of its clients.
-#[derive(Debug, Default)]
+#[derive(Clone, Debug, Default)]
 pub struct MemoryLab {
     store: MemoryStore,
-    links: Mutex<HashMap<String, MemoryLink>>,
+    links: Arc<Mutex<HashMap<String, MemoryLink>>>,
 }
 
 impl MemoryLab {
@@ -53,6 +53,10 @@ impl Shop for MemoryLab {
 
 #[async_trait]
 impl Lab for MemoryLab {
+    fn shop(&self) -> Arc<dyn Shop> {
+        Arc::new(self.clone())
+    }
+
     async fn prepare(&self, _names: &[String]) -> Result<()> {
         Ok(())
     }

@@ -107,7 +107,10 @@ pub trait Shop: fmt::Debug + Send + Sync + 'static {
 
 /// What the controller does on it.
 #[async_trait]
-pub trait Lab: Shop {
+pub trait Lab: fmt::Debug + Send + Sync + 'static {
+    /// The store as a client sees it.
+    fn shop(&self) -> Arc<dyn Shop>;
+
     /// Creates the tables, and the numbers of these names.
     async fn prepare(&self, names: &[String]) -> Result<()>;
 

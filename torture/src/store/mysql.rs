@@ -65,12 +65,12 @@ impl Shop for MySqlShop {
 #[derive(Debug)]
 pub(super) struct MySqlLab {
     server: Server,
-    shop: MySqlShop,
+    shop: Arc<MySqlShop>,
 }
 
 impl MySqlLab {
     pub(super) fn new(server: Server) -> Self {
-        let shop = MySqlShop::new(&server.url());
+        let shop = Arc::new(MySqlShop::new(&server.url()));
         Self { server, shop }
     }
 
@@ -82,28 +82,13 @@ impl MySqlLab {
 }
 
 #[async_trait]
-impl Shop for MySqlLab {
-    async fn open(&self, client: &str) -> Result<Arc<dyn Backend>> {
-        self.shop.open(client).await
-    }
-
-    async fn read(&self, claim: &mut Claim, name: &str) -> Result<i64> {
-        self.shop.read(claim, name).await
-    }
-
-    async fn verify(&self, lease: &LeaseGuard, claim: &mut Claim) -> Result<()> {
-        self.shop.verify(lease, claim).await
-    }
-
-    async fn write(&self, claim: &mut Claim, name: &str, value: i64) -> Result<()> {
-        self.shop.write(claim, name, value).await
-    }
-}
-
-#[async_trait]
 impl Lab for MySqlLab {
+    fn shop(&self) -> Arc<dyn Shop> {
+        self.shop.clone()
+    }
+
     async fn prepare(&self, names: &[String]) -> Result<()> {
-        let handle = self.open("controller").await?;
+        let handle = self.shop.open("controller").await?;
         handle.migrate().await?;
         handle.close().await?;
         let mut admin = self.admin().await?;

@@ -49,37 +49,22 @@ impl Shop for RedisShop {
 #[derive(Debug)]
 pub(super) struct RedisLab {
     server: Server,
-    shop: RedisShop,
+    shop: Arc<RedisShop>,
 }
 
 impl RedisLab {
     pub(super) fn new(server: Server) -> Self {
-        let shop = RedisShop::new(&server.url());
+        let shop = Arc::new(RedisShop::new(&server.url()));
         Self { server, shop }
     }
 }
 
 #[async_trait]
-impl Shop for RedisLab {
-    async fn open(&self, client: &str) -> Result<Arc<dyn Backend>> {
-        self.shop.open(client).await
-    }
-
-    async fn read(&self, claim: &mut Claim, name: &str) -> Result<i64> {
-        self.shop.read(claim, name).await
-    }
-
-    async fn verify(&self, lease: &LeaseGuard, claim: &mut Claim) -> Result<()> {
-        self.shop.verify(lease, claim).await
-    }
-
-    async fn write(&self, claim: &mut Claim, name: &str, value: i64) -> Result<()> {
-        self.shop.write(claim, name, value).await
-    }
-}
-
-#[async_trait]
 impl Lab for RedisLab {
+    fn shop(&self) -> Arc<dyn Shop> {
+        self.shop.clone()
+    }
+
     async fn prepare(&self, _names: &[String]) -> Result<()> {
         Ok(())
     }
@@ -94,7 +79,7 @@ impl Lab for RedisLab {
     }
 
     async fn leftovers(&self) -> Result<Vec<String>> {
-        let handle = self.open("controller").await?;
+        let handle = self.shop.open("controller").await?;
         let claim = handle.claim(&Keys::none(), ClaimOptions::default()).await?;
         let mut claim = claim.ok_or_else(|| failed("nobody can be in the way of no keys"))?;
         let tx = claim.tx::<RedisTx>()?;

@@ -61,7 +61,7 @@ impl Shop for SqliteShop {
 /// As the controller sees it.
 #[derive(Debug)]
 pub(super) struct SqliteLab {
-    shop: SqliteShop,
+    shop: Arc<SqliteShop>,
     file: PathBuf,
     /// Its end removes the file.
     _folder: TempDir,
@@ -71,34 +71,19 @@ impl SqliteLab {
     pub(super) fn new() -> Result<Self> {
         let folder = tempfile::tempdir().map_err(failed)?;
         let file = folder.path().join("torture.db");
-        let shop = SqliteShop::new(&format!("sqlite:{}", file.display()));
+        let shop = Arc::new(SqliteShop::new(&format!("sqlite:{}", file.display())));
         Ok(Self { shop, file, _folder: folder })
     }
 }
 
 #[async_trait]
-impl Shop for SqliteLab {
-    async fn open(&self, client: &str) -> Result<Arc<dyn Backend>> {
-        self.shop.open(client).await
-    }
-
-    async fn read(&self, claim: &mut Claim, name: &str) -> Result<i64> {
-        self.shop.read(claim, name).await
-    }
-
-    async fn verify(&self, lease: &LeaseGuard, claim: &mut Claim) -> Result<()> {
-        self.shop.verify(lease, claim).await
-    }
-
-    async fn write(&self, claim: &mut Claim, name: &str, value: i64) -> Result<()> {
-        self.shop.write(claim, name, value).await
-    }
-}
-
-#[async_trait]
 impl Lab for SqliteLab {
+    fn shop(&self) -> Arc<dyn Shop> {
+        self.shop.clone()
+    }
+
     async fn prepare(&self, _names: &[String]) -> Result<()> {
-        let handle = self.open("controller").await?;
+        let handle = self.shop.open("controller").await?;
         handle.migrate().await?;
         handle.close().await?;
         let options = SqliteConnectOptions::new().filename(&self.file);
@@ -119,7 +104,7 @@ impl Lab for SqliteLab {
     }
 
     async fn leftovers(&self) -> Result<Vec<String>> {
-        let handle = self.open("controller").await?;
+        let handle = self.shop.open("controller").await?;
         let held = HoldingQuery::default().kinds([Kind::Lock, Kind::Lease, Kind::Claim]);
         let held = handle.holdings(&held).await?;
         handle.close().await?;
