@@ -1,0 +1,40 @@
+//! What the benchmarks compare, behind one interface: a [`Contender`] opens handles as the
+//! processes of a service have them, and a handle locks names.
+//!
+//! The libraries that a user could take instead are implemented here, each as its documentation
+//! says; the raw drivers and leasehold itself are in `leasehold-benches`. Nothing that a user of
+//! leasehold depends on depends on this crate.
+
+use std::fmt::Debug;
+use std::sync::Arc;
+use std::time::Duration;
+
+use async_trait::async_trait;
+
+/// The result of what may fail at any step of a benchmark.
+pub type Outcome<T = ()> = Result<T, Box<dyn std::error::Error + Send + Sync>>;
+
+/// A way to lock names on one store.
+#[async_trait]
+pub trait Contender: Debug + Send + Sync {
+    /// As the report prints it, with the version: `distributed-lock 0.2.0`.
+    fn name(&self) -> &str;
+
+    /// A handle as one process of a service has it, with connections of its own.
+    async fn open(&self) -> Outcome<Arc<dyn Locker>>;
+}
+
+/// A handle that locks names.
+#[async_trait]
+pub trait Locker: Send + Sync {
+    /// Takes `name`, waiting for at most `wait`; [`Duration::ZERO`] asks once. `None` if it is
+    /// still held by somebody else.
+    async fn lock(&self, name: &str, wait: Duration) -> Outcome<Option<Box<dyn Held>>>;
+}
+
+/// A name that is held.
+#[async_trait]
+pub trait Held: Send {
+    /// Gives it back: others can have it when this returns.
+    async fn release(self: Box<Self>) -> Outcome;
+}
