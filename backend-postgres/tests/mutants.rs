@@ -88,6 +88,10 @@ const TABLE: &[Mutant<Alters>] = &[
         &[("SELECT pg_notify($4, $5) FROM freed", "SELECT $4 || $5 FROM freed")]),
     sent("purges live leases", "expiry::housekeeping_spares_the_live",
         &[("WHERE expires_at <= clock_timestamp() LIMIT", "WHERE expires_at IS NOT NULL LIMIT")]),
+    sent("releases what has another token", "by_token::a_successor_is_spared",
+        &[("t.id = $2 AND t.token = $5", "t.id = $2 AND $5 < t.token")]),
+    sent("tells nobody of a release by a token", "by_token::waiters_are_woken",
+        &[("pg_notify($3, $4) FROM gone", "$3 || $4 FROM gone")]),
     // claims
     sent("claims without locks", "claim::excludes", &[
         ("pg_advisory_xact_lock(", "abs("),

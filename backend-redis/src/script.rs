@@ -38,7 +38,7 @@ scripts! {
     COMMIT = "commit.lua";
     /// Reads what is held.
     LOOK = "look.lua";
-    /// Takes away by force.
+    /// Takes away, by force or by the token.
     DISPLACE = "displace.lua";
     /// Which commands the user may not run.
     RIGHTS = "rights.lua";

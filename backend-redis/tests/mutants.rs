@@ -15,6 +15,7 @@ const ACQUIRE: &str = include_str!("../src/scripts/acquire.lua");
 const ADMIT: &str = include_str!("../src/scripts/admit.lua");
 const CLAIM: &str = include_str!("../src/scripts/claim.lua");
 const COMMIT: &str = include_str!("../src/scripts/commit.lua");
+const DISPLACE: &str = include_str!("../src/scripts/displace.lua");
 const RELEASE: &str = include_str!("../src/scripts/release.lua");
 const RENEW: &str = include_str!("../src/scripts/renew.lua");
 const SETTLE: &str = include_str!("../src/scripts/settle.lua");
@@ -55,6 +56,12 @@ const TABLE: &[Mutant<Alters>] = &[
         (RELEASE, "call('DEL', lock)", "")),
     altered("renews nothing and says it did", "lease::heartbeat_outlives_the_ttl",
         (RENEW, "redis.call('PEXPIRE', KEYS[i], ttl)", "1")),
+    altered("releases whatever token it has", "by_token::a_successor_is_spared",
+        (DISPLACE, "'^%x+:(%d+)!?$') ~= ARGV[4] then", "'^%x+:(%d+)!?$') == nil then")),
+    altered("releases nothing by a token", "by_token::frees_what_a_dead_holder_left",
+        (DISPLACE, "redis.call('DEL', KEYS[1])", "")),
+    altered("tells nobody of a release by a token", "by_token::waiters_are_woken",
+        (DISPLACE, "redis.call(ARGV[1], ARGV[2], ARGV[3])", "")),
     // claims
     altered("claims what others hold", "claim::excludes",
         (CLAIM, "if wait then return {0, wait} end", "")),

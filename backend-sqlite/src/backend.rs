@@ -5,12 +5,12 @@ use std::path::Path;
 use std::sync::Arc;
 
 use async_trait::async_trait;
-use leasehold_core::backend::{LeaseLimits, SessionLimits};
+use leasehold_core::backend::{LeaseLimits, SessionLimits, log_released, no_token};
 use leasehold_core::engine::{ClaimEngine, DedupeEngine, LeaseEngine, SessionEngine};
 use leasehold_core::{
     Admission, Backend, Capabilities, Claim, ClaimLock, ClaimOptions, Dedupe, DedupeOptions, Error,
-    ErrorKind, Finding, Holding, HoldingQuery, Housekeeping, Inspect, Key, Keys, Kind, Lease,
-    LeaseGuard, LeaseOptions, LockGuard, LockOptions, NamedLock, Reach, Result,
+    ErrorKind, FencingToken, Finding, Holding, HoldingQuery, Housekeeping, Inspect, Key, Keys,
+    Kind, Lease, LeaseGuard, LeaseOptions, LockGuard, LockOptions, NamedLock, Reach, Result,
 };
 use sqlx::sqlite::SqlitePool;
 
@@ -128,6 +128,18 @@ impl Inspect for SqliteBackend {
         let displaced = displaced.map_err(|error| error.at(NAME, "force_release").on(key))?;
         displaced.iter().for_each(|displaced| displaced.log_displaced(NAME));
         Ok(displaced)
+    }
+
+    async fn release_by_token(&self, kind: Kind, key: &Key, token: FencingToken) -> Result<bool> {
+        let released = match kind {
+            Kind::Lease => inspect::release_lease(&self.store, key, token).await,
+            Kind::Lock | Kind::Claim | Kind::Dedupe => Err(no_token(kind)),
+        };
+        let released = released.map_err(|error| error.at(NAME, "release_by_token").on(key))?;
+        if released {
+            log_released(NAME, kind, key, token);
+        }
+        Ok(released)
     }
 
     async fn diagnose(&self) -> Result<Vec<Finding>> {

@@ -246,6 +246,18 @@ pub(crate) async fn force_release(store: &Store, kind: Kind, key: &Key) -> Resul
     }
 }
 
+/// Deletes the lease if it is held under this token.
+pub(crate) async fn release_lease(store: &Store, key: &Key, token: FencingToken) -> Result<bool> {
+    let sql = "DELETE FROM leasehold_lease WHERE namespace = ?1 AND key = ?2 AND token = ?3 \
+        AND boot = ?4 AND expires > ?5 RETURNING 1";
+    let deleted = store.leases.run(|| {
+        let now = now()?;
+        let delete = sqlx::query(sql).bind(store.namespace.clone()).bind(key.as_str().to_owned());
+        Ok(delete.bind(token.value().cast_signed()).bind(now.boot).bind(now.micros))
+    });
+    Ok(!deleted.await?.is_empty())
+}
+
 pub(crate) async fn diagnose(store: &Store) -> Result<Vec<Finding>> {
     let mut findings = Vec::new();
     let rows = store.main.run(|| Ok(sqlx::query("SELECT sqlite_version()"))).await?;

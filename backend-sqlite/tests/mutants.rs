@@ -31,6 +31,10 @@ const fn altered(
     Mutant { name, case, alters: (of, statements) }
 }
 
+const NOT_RELEASED: &str = "CREATE TRIGGER spoiled AFTER DELETE ON leasehold_lease BEGIN \
+       INSERT INTO leasehold_lease \
+         (namespace, key, owner, token, boot, expires, since, holder) VALUES (OLD.namespace, \
+         OLD.key, OLD.owner, OLD.token, OLD.boot, OLD.expires, OLD.since, OLD.holder); END";
 #[rustfmt::skip] // a table
 const TABLE: &[Mutant<Alters>] = &[
     // named locks
@@ -75,10 +79,9 @@ const TABLE: &[Mutant<Alters>] = &[
            UPDATE leasehold_lease SET expires = since + (expires - since) / 4 \
              WHERE namespace = NEW.namespace AND key = NEW.key; END"),
     altered("does not release", "lease::can_be_taken_again_after_release", Of::Leases,
-        "CREATE TRIGGER spoiled AFTER DELETE ON leasehold_lease BEGIN \
-           INSERT INTO leasehold_lease \
-             (namespace, key, owner, token, boot, expires, since, holder) VALUES (OLD.namespace, \
-             OLD.key, OLD.owner, OLD.token, OLD.boot, OLD.expires, OLD.since, OLD.holder); END"),
+        NOT_RELEASED),
+    altered("releases nothing by a token", "by_token::frees_what_a_dead_holder_left", Of::Leases,
+        NOT_RELEASED),
     altered("renews nothing and says it did", "lease::heartbeat_outlives_the_ttl", Of::Leases,
         "CREATE TRIGGER spoiled AFTER UPDATE OF expires ON leasehold_lease \
            WHEN NEW.owner = OLD.owner BEGIN UPDATE leasehold_lease SET expires = OLD.expires \

@@ -17,6 +17,7 @@ use crate::claim::{ClaimLock, ClaimTx};
 use crate::dedupe::Dedupe;
 use crate::error::{Error, Result};
 use crate::inspect::Inspect;
+pub use crate::inspect::{log_released, no_token};
 use crate::key::Key;
 use crate::lease::Lease;
 use crate::named::NamedLock;

@@ -54,6 +54,26 @@ pub trait Inspect: Debug + Send + Sync + 'static {
         Err(unsupported("release by force"))
     }
 
+    /// Frees a lease, or a named lock that lives by a ttl, for a holder that has ended and could not
+    /// do it itself: only if it is still held under this token, never a successor's. True: it was
+    /// held so until now; false: it was free, or somebody else's.
+    ///
+    /// Who calls it must know that the holder's work has ended. Those who wait are woken as by a
+    /// release; a holder that is alive after all is told as by [`force_release`](Self::force_release).
+    ///
+    /// # Errors
+    /// [`ErrorKind::Unsupported`] for what has no token of its own to go by: claims, dedupe entries,
+    /// and named locks that belong to a session of the store
+    /// ([`Capabilities::session_locks`](crate::Capabilities::session_locks)), which the store frees
+    /// by itself when the holder's process ends. Otherwise as [`holdings`](Self::holdings).
+    ///
+    /// # Cancel safety
+    /// Safe: it has happened or not.
+    async fn release_by_token(&self, kind: Kind, key: &Key, token: FencingToken) -> Result<bool> {
+        let _ = (key, token);
+        Err(no_token(kind))
+    }
+
     /// Looks for what is wrong or risky with the store, the way to it and its settings: version,
     /// privileges, poolers, time-outs, eviction, replication, clock. Findings that are well are
     /// told too.
@@ -70,6 +90,19 @@ pub trait Inspect: Debug + Send + Sync + 'static {
 
 fn unsupported(what: &str) -> Error {
     Error::new(ErrorKind::Unsupported, format!("this backend cannot {what}"))
+}
+
+/// What [`Inspect::release_by_token`] answers for a kind that it cannot free.
+pub fn no_token(kind: Kind) -> Error {
+    let detail = match kind {
+        Kind::Lock => "the store frees a named lock by itself when its holder's session ends",
+        Kind::Lease => "this backend cannot release a lease by its token",
+        Kind::Claim => "the store frees a claim by itself when its transaction ends or expires",
+        Kind::Dedupe => {
+            "an entry of dedupe is completed, abandoned or taken over by its owner only"
+        }
+    };
+    Error::new(ErrorKind::Unsupported, detail)
 }
 
 /// The four kinds of what is held; those of one name never meet.
@@ -241,6 +274,14 @@ impl Holding {
             backend, kind = self.kind.as_str(), key = %self.name, holder, session, "released by force"
         );
     }
+}
+
+/// Logs that [`Inspect::release_by_token`] has freed something.
+pub fn log_released(backend: &'static str, kind: Kind, key: &Key, token: FencingToken) {
+    tracing::info!(
+        target: crate::observe::TARGET,
+        backend, kind = kind.as_str(), %key, %token, "released by its token"
+    );
 }
 
 /// The name of a [`Holding`].

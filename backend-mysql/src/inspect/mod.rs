@@ -8,8 +8,10 @@ mod settings;
 mod threads;
 
 use async_trait::async_trait;
+use leasehold_core::backend::{log_released, no_token};
 use leasehold_core::{
-    Error, Finding, HeldName, Holding, HoldingQuery, Inspect, Key, Kind, NameQuery, Result,
+    Error, FencingToken, Finding, HeldName, Holding, HoldingQuery, Inspect, Key, Kind, NameQuery,
+    Result,
 };
 
 use crate::backend::{Locks, MySqlBackend};
@@ -30,10 +32,10 @@ impl Inspect for MySqlBackend {
         let store = &self.store;
         let displaced = match (kind, self.has_user_locks()) {
             (Kind::Lock | Kind::Claim, true) => locks::end_holder(store, kind, key).await,
-            (Kind::Lock, false) => rows::free(store, names::Kind::LeasedLock, key).await,
+            (Kind::Lock, false) => rows::free(store, names::Kind::LeasedLock, key, None).await,
             (Kind::Claim, false) => rows::end_claim(store, key).await,
-            (Kind::Lease, _) => rows::free(store, names::Kind::Lease, key).await,
-            (Kind::Dedupe, _) => rows::free(store, names::Kind::Dedupe, key).await,
+            (Kind::Lease, _) => rows::free(store, names::Kind::Lease, key, None).await,
+            (Kind::Dedupe, _) => rows::free(store, names::Kind::Dedupe, key, None).await,
         };
         let displaced =
             displaced.map_err(|error: Error| error.at(BACKEND, "force_release").on(key))?;
@@ -41,6 +43,24 @@ impl Inspect for MySqlBackend {
             displaced.log_displaced(BACKEND);
         }
         Ok(displaced)
+    }
+
+    async fn release_by_token(&self, kind: Kind, key: &Key, token: FencingToken) -> Result<bool> {
+        self.check_open()?;
+        let of = match (kind, self.has_user_locks()) {
+            (Kind::Lease, _) => Ok(names::Kind::Lease),
+            (Kind::Lock, false) => Ok(names::Kind::LeasedLock),
+            (Kind::Lock, true) | (Kind::Claim | Kind::Dedupe, _) => Err(no_token(kind)),
+        };
+        let freed = match of {
+            Ok(of) => rows::free(&self.store, of, key, Some(token)).await,
+            Err(error) => Err(error),
+        };
+        let freed = freed.map_err(|error| error.at(BACKEND, "release_by_token").on(key))?;
+        if freed.is_some() {
+            log_released(BACKEND, kind, key, token);
+        }
+        Ok(freed.is_some())
     }
 
     async fn diagnose(&self) -> Result<Vec<Finding>> {

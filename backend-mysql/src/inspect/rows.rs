@@ -109,10 +109,16 @@ pub(super) fn holder(label: Option<Vec<u8>>) -> Option<Holder> {
     label.and_then(|label| String::from_utf8(label).ok())?.parse().ok()
 }
 
-/// Frees a row; it keeps its token until it is purged, so that the next one's is greater.
-pub(super) async fn free(store: &Store, kind: names::Kind, key: &Key) -> Result<Option<Holding>> {
+/// Frees a row, or only if it is held under this token; it keeps its token until it is purged, so
+/// that the next one's is greater.
+pub(super) async fn free(
+    store: &Store,
+    kind: names::Kind,
+    key: &Key,
+    token: Option<FencingToken>,
+) -> Result<Option<Holding>> {
     let mut conn = store.own.get_conn().await.map_err(mapped)?;
-    let Some(row) = retried!(take_away(&mut conn, store, kind, key)).map_err(mapped)? else {
+    let Some(row) = retried!(take_away(&mut conn, store, kind, key, token)).map_err(mapped)? else {
         return Ok(None);
     };
     let bell = row.6;
@@ -120,7 +126,7 @@ pub(super) async fn free(store: &Store, kind: names::Kind, key: &Key) -> Result<
         // a wake-up only: who is not woken looks by itself, within `max_poll`
         let ring = format!("KILL IS_USED_LOCK('{}')", bell_name(bell));
         if let Err(error) = conn.query_drop(ring).await {
-            tracing::debug!(%error, "those who wait for what was released by force look later");
+            tracing::debug!(%error, "those who wait for what was taken away look later");
         }
     }
     read(kind, Some(key), row).map(Some)
@@ -131,12 +137,15 @@ async fn take_away(
     store: &Store,
     kind: names::Kind,
     key: &Key,
+    token: Option<FencingToken>,
 ) -> mysql_async::Result<Option<Fields>> {
     let (table, columns) = source(store, kind);
     let id = hex(&store.row(kind, key));
     let mut tx = conn.start_transaction(TxOpts::default()).await?;
-    let lock =
-        format!("SELECT {columns} FROM {table} WHERE id = {id} AND expires > {NOW} FOR UPDATE");
+    let only = token.map(|token| format!(" AND token = {token}")).unwrap_or_default();
+    let lock = format!(
+        "SELECT {columns} FROM {table} WHERE id = {id}{only} AND expires > {NOW} FOR UPDATE"
+    );
     let row: Option<Fields> = tx.query_first(lock).await?;
     if row.is_some() {
         let more = if kind == names::Kind::Dedupe { "done = 0" } else { "awaited = 0" };

@@ -6,8 +6,9 @@ mod rows;
 mod settings;
 
 use async_trait::async_trait;
+use leasehold_core::backend::{log_released, no_token};
 use leasehold_core::{
-    Error, ErrorKind, Finding, Holding, HoldingQuery, Inspect, Key, Kind, Result,
+    Error, ErrorKind, FencingToken, Finding, Holding, HoldingQuery, Inspect, Key, Kind, Result,
 };
 
 use crate::backend::PostgresBackend;
@@ -50,6 +51,23 @@ impl Inspect for PostgresBackend {
             displaced.log_displaced(NAME);
         }
         Ok(displaced)
+    }
+
+    async fn release_by_token(&self, kind: Kind, key: &Key, token: FencingToken) -> Result<bool> {
+        let store = self.store();
+        let released = async {
+            open(store)?;
+            match kind {
+                Kind::Lease => rows::release_lease(store, key, token).await,
+                Kind::Lock | Kind::Claim | Kind::Dedupe => Err(no_token(kind)),
+            }
+        };
+        let released =
+            released.await.map_err(|error| error.at(NAME, "release_by_token").on(key))?;
+        if released {
+            log_released(NAME, kind, key, token);
+        }
+        Ok(released)
     }
 
     async fn diagnose(&self) -> Result<Vec<Finding>> {

@@ -102,19 +102,33 @@ pub(super) fn span(micros: i64) -> Duration {
 
 /// Deletes the lease; its holder and those who wait for it hear of it where they listen.
 pub(super) async fn delete_lease(store: &Store, key: &Key) -> Result<Option<Holding>> {
-    let told = Arg::Text(format!("{CHANGED}{}", store.keys.wake_id(key)));
-    let more = vec![Arg::Text(channel(store)), told];
-    delete(store, Kind::Lease, "{lease}", key, "pg_notify($3, $4)", more).await
+    delete(store, Kind::Lease, "{lease}", "true", key, "pg_notify($3, $4)", news(store, key)).await
+}
+
+/// Deletes the lease if it is held under this token.
+pub(super) async fn release_lease(store: &Store, key: &Key, token: FencingToken) -> Result<bool> {
+    let mut more = news(store, key);
+    more.push(Arg::Int(token.value().cast_signed()));
+    let also = "pg_notify($3, $4)";
+    let deleted = delete(store, Kind::Lease, "{lease}", "t.token = $5", key, also, more);
+    Ok(deleted.await?.is_some())
+}
+
+/// What is told of a lease that was deleted.
+fn news(store: &Store, key: &Key) -> Vec<Arg<'static>> {
+    let told = format!("{CHANGED}{}", store.keys.wake_id(key));
+    vec![Arg::Text(channel(store)), Arg::Text(told)]
 }
 
 pub(super) async fn delete_entry(store: &Store, key: &Key) -> Result<Option<Holding>> {
-    delete(store, Kind::Dedupe, "{dedupe}", key, "NULL", Vec::new()).await
+    delete(store, Kind::Dedupe, "{dedupe}", "true", key, "NULL", Vec::new()).await
 }
 
 async fn delete(
     store: &Store,
     kind: Kind,
     table: &str,
+    which: &str,
     key: &Key,
     also: &str,
     more: Vec<Arg<'_>>,
@@ -122,7 +136,7 @@ async fn delete(
     let columns = columns(kind);
     let statement = store.names.statement(&format!(
         "WITH {CONFIG}, gone AS (DELETE FROM {table} t USING config \
-           WHERE t.id = $2 AND t.expires_at > clock_timestamp() RETURNING t.*) \
+           WHERE t.id = $2 AND {which} AND t.expires_at > clock_timestamp() RETURNING t.*) \
          SELECT {columns}, {also} FROM gone, {NOW}"
     ));
     let id = id(store, kind, key);

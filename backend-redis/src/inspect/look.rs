@@ -5,7 +5,8 @@ use std::collections::{BTreeMap, HashMap};
 use fred::types::config::Server;
 use fred::types::{ClusterHash, Value};
 use leasehold_core::{
-    Error, ErrorKind, HeldName, Holder, Holding, HoldingQuery, Key, Kind, NameQuery, Result,
+    Error, ErrorKind, FencingToken, HeldName, Holder, Holding, HoldingQuery, Key, Kind, NameQuery,
+    Result,
 };
 
 use super::found::{Found, Seen};
@@ -48,20 +49,7 @@ impl Conn {
 
     /// Takes it away, and tells those who wait and who had it.
     pub(super) async fn displace(&self, kind: Kind, key: &Key) -> Result<Option<Holding>> {
-        let place = self.keys.place(kind, key);
-        let news = match kind {
-            Kind::Dedupe => String::new(),
-            Kind::Lock | Kind::Lease | Kind::Claim => format!("{TAKEN}{}", place.wake),
-        };
-        let words = || Words {
-            keys: vec![place.name.as_str().into()],
-            args: vec![
-                self.keys.publish(),
-                self.keys.channel_word(&place.tag),
-                news.as_str().into(),
-            ],
-        };
-        let answer = self.call(&DISPLACE, place.wake, words).await?;
+        let answer = self.take_away(kind, key, None).await?;
         let seen = read(&answer, 1)?;
         let Some(found) = seen.into_iter().next().flatten() else { return Ok(None) };
         let mut found: Vec<Found> = found.read(kind, key.clone()).into_iter().collect();
@@ -70,6 +58,36 @@ impl Conn {
             tracing::debug!(%error, "the displaced holder is not known");
         }
         Ok(found.pop().map(|found| found.holding))
+    }
+
+    /// Frees a lock that is held under this token; says whether it was.
+    pub(super) async fn release_held(
+        &self,
+        kind: Kind,
+        key: &Key,
+        token: FencingToken,
+    ) -> Result<bool> {
+        let answer = self.take_away(kind, key, Some(token)).await?;
+        Ok(read(&answer, 1)?.iter().any(Option::is_some))
+    }
+
+    async fn take_away(&self, kind: Kind, key: &Key, token: Option<FencingToken>) -> Result<Value> {
+        let place = self.keys.place(kind, key);
+        let news = match kind {
+            Kind::Dedupe => String::new(),
+            Kind::Lock | Kind::Lease | Kind::Claim => format!("{TAKEN}{}", place.wake),
+        };
+        let token = token.map(|token| token.to_string()).unwrap_or_default();
+        let words = || Words {
+            keys: vec![place.name.as_str().into()],
+            args: vec![
+                self.keys.publish(),
+                self.keys.channel_word(&place.tag),
+                news.as_str().into(),
+                token.as_str().into(),
+            ],
+        };
+        self.call(&DISPLACE, place.wake, words).await
     }
 
     async fn scan(

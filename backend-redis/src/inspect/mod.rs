@@ -7,8 +7,9 @@ mod node;
 mod rights;
 
 use async_trait::async_trait;
+use leasehold_core::backend::{log_released, no_token};
 use leasehold_core::{
-    Error, ErrorKind, Finding, Holding, HoldingQuery, Inspect, Key, Kind, Result,
+    Error, ErrorKind, FencingToken, Finding, Holding, HoldingQuery, Inspect, Key, Kind, Result,
 };
 
 use crate::backend::RedisBackend;
@@ -36,6 +37,23 @@ impl Inspect for RedisBackend {
             displaced.log_displaced(NAME);
         }
         Ok(displaced)
+    }
+
+    async fn release_by_token(&self, kind: Kind, key: &Key, token: FencingToken) -> Result<bool> {
+        let released = async {
+            open(&self.conn)?;
+            match kind {
+                Kind::Lock | Kind::Lease => self.conn.release_held(kind, key, token).await,
+                // a claim has one token for all of its keys, and would be left with some
+                Kind::Claim | Kind::Dedupe => Err(no_token(kind)),
+            }
+        };
+        let released =
+            released.await.map_err(|error| error.at(NAME, "release_by_token").on(key))?;
+        if released {
+            log_released(NAME, kind, key, token);
+        }
+        Ok(released)
     }
 
     async fn diagnose(&self) -> Result<Vec<Finding>> {

@@ -1,6 +1,7 @@
 //! The cases, a file per subject. A new one is a function and a line in its file's table; it
 //! reaches every backend by itself.
 
+mod by_token;
 mod cancel;
 mod claim;
 mod commit;
@@ -31,6 +32,7 @@ const PARTS: &[&[Case]] = &[
     cancel::CASES,
     faults::CASES,
     inspect::CASES,
+    by_token::CASES,
     lifecycle::CASES,
     processes::CASES,
     recipes::PARTS[0],

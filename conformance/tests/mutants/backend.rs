@@ -339,6 +339,21 @@ impl Inspect for MutantBackend {
             _ => self.memory.force_release(kind, key).await,
         }
     }
+
+    async fn release_by_token(&self, kind: Kind, key: &Key, token: FencingToken) -> Result<bool> {
+        let query = HoldingQuery::key(key).kinds([kind]);
+        let held = async || Ok::<_, Error>(self.memory.holdings(&query).await?.pop());
+        match self.mutant {
+            Mutant::ReleasesAnyToken => match held().await?.and_then(|held| held.token) {
+                Some(token) => self.memory.release_by_token(kind, key, token).await,
+                None => Ok(false),
+            },
+            Mutant::ReleaseByTokenOnlyShows => {
+                Ok(held().await?.is_some_and(|held| held.token == Some(token)))
+            }
+            _ => self.memory.release_by_token(kind, key, token).await,
+        }
+    }
 }
 
 #[async_trait]

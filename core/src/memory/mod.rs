@@ -38,7 +38,9 @@ pub use self::link::MemoryLink;
 pub use self::store::MemoryStore;
 pub use self::tx::MemoryTx;
 
-use crate::backend::{Backend, Capabilities, Housekeeping, LeaseLimits, Reach, SessionLimits};
+use crate::backend::{
+    Backend, Capabilities, Housekeeping, LeaseLimits, Reach, SessionLimits, log_released, no_token,
+};
 use crate::claim::{Claim, ClaimLock};
 use crate::dedupe::{Admission, Dedupe};
 use crate::engine::{ClaimEngine, DedupeEngine, LeaseEngine, SessionEngine};
@@ -49,6 +51,7 @@ use crate::key::{Key, Keys};
 use crate::lease::{Lease, LeaseGuard};
 use crate::named::{LockGuard, NamedLock};
 use crate::options::{ClaimOptions, DedupeOptions, LeaseOptions, LockOptions};
+use crate::token::FencingToken;
 
 /// One handle on a [`MemoryStore`]: all four traits.
 #[derive(Debug)]
@@ -209,6 +212,20 @@ impl Inspect for MemoryBackend {
         let displaced = displaced.await?;
         displaced.iter().for_each(|displaced| displaced.log_displaced(driver::NAME));
         Ok(displaced)
+    }
+
+    async fn release_by_token(&self, kind: Kind, key: &Key, token: FencingToken) -> Result<bool> {
+        if kind != Kind::Lease {
+            return Err(no_token(kind));
+        }
+        let (store, name) = (self.driver.store().clone(), key.clone());
+        let namespace = self.driver.namespace().clone();
+        let release = move || store.release_by_token(&namespace, &name, token);
+        let released = self.driver.link().call(release).await?;
+        if released {
+            log_released(driver::NAME, kind, key, token);
+        }
+        Ok(released)
     }
 
     async fn diagnose(&self) -> Result<Vec<Finding>> {

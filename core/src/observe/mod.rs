@@ -26,6 +26,7 @@
 //! | `session lost` | warn | `session` `role` `locks` `error` | it ended unwanted, and with it so many locks; debug for none |
 //! | `no session` | warn | `error` | none could be opened; it is tried again |
 //! | `released by force` | warn | `key` `holder` `session` | somebody took it away from its holder |
+//! | `released by its token` | info | `key` `token` | it was freed for a holder that had ended |
 //!
 //! [^claims]: for a claim, only where another caller of this process has it: what it waits for
 //! on the store, the backend alone knows.

@@ -6,6 +6,7 @@ use super::{DedupeRow, LeaseRow, Lock, MemoryStore, Name, Namespace, State, wake
 use crate::backend::Wake;
 use crate::inspect::{HeldName, Holding, HoldingQuery, Kind};
 use crate::key::Key;
+use crate::token::FencingToken;
 
 impl MemoryStore {
     pub(in crate::memory) fn holdings(
@@ -36,6 +37,27 @@ impl MemoryStore {
             Kind::Dedupe => drop(state.dedupe.remove(&name)),
         }
         Some(displaced)
+    }
+
+    /// Frees a lease that is held under this token.
+    pub(in crate::memory) fn release_by_token(
+        &self,
+        namespace: &Namespace,
+        key: &Key,
+        token: FencingToken,
+    ) -> bool {
+        let name = (namespace.clone(), key.clone());
+        let mut state = self.lock();
+        let now = Instant::now();
+        let row = state.leases.get_mut(&name);
+        let held = |row: &&mut LeaseRow| row.owner.is_some() && row.expires > now;
+        let Some(row) = row.filter(|row| row.token == token).filter(held) else {
+            return false;
+        };
+        (row.owner, row.expires) = (None, now);
+        state.tell(Wake::Changed(wake_id(&name)));
+        state.forget_if_over(&name);
+        true
     }
 }
 
