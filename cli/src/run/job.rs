@@ -12,9 +12,11 @@ use nix::unistd::Pid;
 use serde_json::json;
 use tokio::time::{Instant, sleep, sleep_until};
 
-use super::helper::{Warden, lives, starter};
+use super::group::lives;
+use super::helper::starter;
 use super::signals::{News, Signals, ends};
 use super::terminal;
+use super::warden::{Legacy, Warden};
 use crate::exit;
 use crate::failure::Failure;
 use crate::ui::Ui;
@@ -29,17 +31,20 @@ pub(super) struct Job {
     group: Pid,
     /// Not waited for by the library: it would not tell of stops.
     _leader: Child,
+    /// Goes on after the job, until what that ran under is freed.
     warden: Warden,
     grace: Duration,
 }
 
 /// How a job ended.
-#[derive(Clone, Copy, Debug)]
+#[derive(Debug)]
 pub(super) struct End {
     /// The exit code of its first process, or 128 and the signal's number.
     pub(super) code: u8,
     /// Whether processes of its group go on.
     pub(super) left_behind: bool,
+    /// To be dismissed once the lock is free.
+    pub(super) warden: Warden,
 }
 
 /// Why a job must end.
@@ -50,12 +55,13 @@ struct Ending {
 }
 
 impl Job {
-    /// Starts it.
+    /// Starts it. `legacy`: what it runs under, if somebody must free that after a kill.
     pub(super) fn start(
+        ui: Ui,
         command: &[OsString],
-        key: &Key,
-        token: FencingToken,
+        (key, token): (&Key, FencingToken),
         grace: Duration,
+        legacy: Option<&Legacy>,
     ) -> Result<Self, Failure> {
         let mut warden = Warden::start(grace)?;
         let mut starter = starter(command, terminal::is_ours())?;
@@ -63,7 +69,7 @@ impl Job {
         let failed = |error| Failure::system("cannot start a process", &error);
         let leader = starter.spawn().map_err(failed)?;
         let group = Pid::from_raw(leader.id().cast_signed());
-        let warded = warden.ward(group);
+        let warded = warden.ward(ui, group, legacy);
         let job = Self { group, _leader: leader, warden, grace };
         if let Err(failure) = warded {
             job.signal(Signal::SIGKILL);
@@ -74,7 +80,7 @@ impl Job {
 
     /// Waits for its end: passes signals on, and ends it when the lock is lost.
     pub(super) async fn supervise(
-        self,
+        mut self,
         ui: Ui,
         lost: &Lost,
         mut signals: Signals,
@@ -125,8 +131,8 @@ impl Job {
             }
         }
         let left_behind = kill_at.is_none() && lives(self.group);
-        self.warden.dismiss();
-        Ok(End { code, left_behind })
+        self.warden.job_ended();
+        Ok(End { code, left_behind, warden: self.warden })
     }
 
     /// The exit code of the first process, once it has ended.

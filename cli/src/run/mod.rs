@@ -1,11 +1,13 @@
 //! `leasehold run`: a job under a lock or a lease.
 
+mod group;
 mod held;
 mod helper;
 mod job;
 mod signals;
 mod terminal;
 mod waiting;
+mod warden;
 
 use std::ffi::OsString;
 use std::path::Path;
@@ -19,6 +21,7 @@ use self::held::Held;
 pub(crate) use self::helper::helper;
 use self::job::{End, Job};
 use self::signals::Signals;
+use self::warden::Legacy;
 use crate::cli::Globals;
 use crate::failure::{Failure, Outcome};
 use crate::ui::Ui;
@@ -36,7 +39,9 @@ Exit code: that of the command, 128+n if signal n ended it; 75 busy, 76 lost, 69
 126 and 127 the command cannot be executed or was not found, 2 wrong usage.
 
 Signals TERM, INT, HUP, QUIT, USR1 and USR2 are passed to the command's whole process group. If
-leasehold itself is killed (-9), the group gets TERM, and KILL after the grace.
+leasehold itself is killed (-9), the group gets TERM, and KILL after the grace. A lock that belongs to
+a session (SQLite, Postgres, MySQL) is free at once then; a lock on Redis, and every lease, when the
+group has ended.
 
 Examples:
   leasehold run deploy -- ./deploy.sh
@@ -52,7 +57,7 @@ pub(crate) struct Run {
     #[arg(value_name = "COMMAND", required = true, last = true)]
     command: Vec<OsString>,
 
-    /// A lock is free as soon as its holder's process ends; a lease when its ttl has passed
+    /// A lock is free as soon as its holder's process ends; a lease outlives a dead machine by its ttl
     #[arg(long, short, value_name = "KIND", default_value = "lock")]
     kind: RunKind,
 
@@ -107,7 +112,16 @@ pub(crate) async fn run(ui: Ui, globals: &Globals, args: &Run) -> Outcome {
     };
     match acquired {
         (store, Some(held)) => {
-            let code = under(ui, args, &key, held, signals).await;
+            // what the store frees by itself at the holder's end is left to it
+            let keeps = args.kind == RunKind::Lease || !store.capabilities().session_locks;
+            let url = store::url(globals, app.as_deref())?;
+            let legacy = keeps.then(|| Legacy {
+                store: url,
+                kind: args.kind.into(),
+                key: key.clone(),
+                token: held.token(),
+            });
+            let code = under(ui, args, &key, held, legacy, signals).await;
             store::close(&store).await;
             code
         }
@@ -143,12 +157,19 @@ async fn acquired(
 }
 
 /// Runs the job under what is held, and frees it.
-async fn under(ui: Ui, args: &Run, key: &Key, held: Held, signals: Signals) -> Outcome {
+async fn under(
+    ui: Ui,
+    args: &Run,
+    key: &Key,
+    held: Held,
+    legacy: Option<Legacy>,
+    signals: Signals,
+) -> Outcome {
     let token = held.token();
     let kind = leasehold::Kind::from(args.kind);
     tracing::info!(%key, %kind, %token, "held");
     let lost = held.lost();
-    let job = match Job::start(&args.command, key, token, args.grace) {
+    let job = match Job::start(ui, &args.command, (key, token), args.grace, legacy.as_ref()) {
         Ok(job) => job,
         Err(failure) => {
             drop(held.release().await); // the failure is what counts
@@ -159,7 +180,8 @@ async fn under(ui: Ui, args: &Run, key: &Key, held: Held, signals: Signals) -> O
     // asked before the release, which ends the hold itself
     let reason = lost.reason();
     let released = held.release().await;
-    let End { code, left_behind } = end?;
+    let End { code, left_behind, warden } = end?;
+    warden.dismiss();
     if left_behind {
         let text = format!("{kind} {key} is free, but processes of the command still run");
         ui.news("left-behind", json!({"kind": kind.as_str(), "key": key.as_str()}), &text);

@@ -1,7 +1,11 @@
 //! `leasehold doctor` finds planted faults.
 
-use super::support::{ALL_STORES, Ended, Place, mariadb, mysql, postgres};
+use std::io::{Read, Write};
+use std::net::TcpStream;
+
+use super::support::{ALL_STORES, Ended, Place, mariadb, mysql, postgres, redis, valkey};
 use leasehold_conformance::servers::{Kind, PgBouncer, Server};
+use mysql_async::prelude::Queryable;
 use serde_json::Value;
 use sqlx::{Connection, PgConnection};
 
@@ -84,6 +88,72 @@ fn missing_tables_and_grants_are_faults() {
     let (ended, findings) = examined(&poor);
     assert_eq!(of(&findings, "take a lease"), ["fault"], "{ended:?}");
     assert!(of(&findings, "privileges").contains(&"fault"), "{findings:?}");
+}
+
+#[test]
+fn missing_grants_are_faults_on_mysql_and_mariadb() {
+    for (kind, place) in [(Kind::MySql, mysql()), (Kind::MariaDb, mariadb())] {
+        place.ends(&["migrate"]).code_is(0);
+        let user = format!("doctor_{}", rand::random::<u32>());
+        let url = place.url.replace("//test:test@", &format!("//{user}:test@"));
+        assert_ne!(url, place.url);
+        let (_, database) = place.url.rsplit_once('/').expect("a database");
+        let admin = Server::shared(kind).expect("the server starts").admin_url();
+        let statements = format!(
+            "CREATE USER '{user}'@'%' IDENTIFIED BY 'test'; \
+             GRANT SELECT ON {database}.* TO '{user}'@'%'"
+        );
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
+        runtime.expect("a runtime").block_on(async {
+            let mut conn = mysql_async::Conn::from_url(admin).await.expect("the server answers");
+            for statement in statements.split("; ") {
+                conn.query_drop(statement).await.expect("the server obeys");
+            }
+            conn.disconnect().await.expect("the server answers");
+        });
+        let (ended, findings) = examined(&Place::at("mysql", &url));
+        assert_eq!(of(&findings, "take a lease"), ["fault"], "{kind:?}: {ended:?}");
+        assert!(of(&findings, "privileges").contains(&"fault"), "{kind:?}: {findings:?}");
+    }
+}
+
+#[test]
+fn missing_permissions_are_faults_on_redis_and_valkey() {
+    for place in [redis(), valkey()] {
+        let user = format!("doctor_{}", rand::random::<u32>());
+        let (_, address) = place.url.split_once("//").expect("an address");
+        let (address, database) = address.split_once('/').expect("a database");
+        let mut server = TcpStream::connect(address).expect("the server answers");
+        let command = format!("ACL SETUSER {user} on >secret ~* &* +@all -set -publish\r\n");
+        server.write_all(command.as_bytes()).expect("the server hears");
+        let mut answer = [0; 5];
+        server.read_exact(&mut answer).expect("the server answers");
+        assert_eq!(&answer, b"+OK\r\n");
+        let url = format!("redis://{user}:secret@{address}/{database}");
+        let (ended, findings) = examined(&Place::at(place.name, &url));
+        assert_eq!(of(&findings, "take a lease"), ["fault"], "{}: {ended:?}", place.name);
+        assert!(of(&findings, "privileges").contains(&"fault"), "{}: {findings:?}", place.name);
+        assert!(!ended.out.contains("secret"), "{ended:?}");
+    }
+}
+
+#[test]
+fn a_standby_is_a_fault() {
+    let server = Server::start(Kind::Postgres15).expect("the server starts");
+    let place = Place::at("postgres", &server.url());
+    place.ends(&["migrate"]).code_is(0);
+    assert!(!format!("{:?}", examined(&place)).contains("standby,"));
+    let folder = server.data_dir().expect("it is ours");
+    std::fs::write(folder.join("standby.signal"), "").expect("it is ours");
+    server.restart().expect("it starts again");
+    let (ended, findings) = examined(&place);
+    assert_eq!(ended.code, 1);
+    let told = findings.iter().find(|finding| {
+        let says = |field: &str, part| finding[field].as_str().is_some_and(|it| it.contains(part));
+        finding["severity"] == "fault" && says("found", "standby")
+    });
+    let told = told.unwrap_or_else(|| panic!("it is not found: {findings:?}"));
+    assert!(told.to_string().contains("primary"), "what to do is not told: {told}");
 }
 
 #[test]

@@ -3,6 +3,7 @@
 mod doctor;
 mod help;
 mod json;
+mod killed;
 mod loss;
 mod run;
 mod secrets;

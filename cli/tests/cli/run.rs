@@ -1,6 +1,6 @@
 //! `leasehold run`: who runs, who waits, and the exit codes.
 
-use super::support::{ALL_STORES, Place, SESSION_STORES, postgres, redis, runs, until};
+use super::support::{ALL_STORES, Place, postgres};
 use nix::sys::signal::Signal;
 
 #[test]
@@ -116,29 +116,6 @@ fn the_first_run_makes_the_tables_once_and_says_so() {
     assert!(first.err.contains("made the tables"), "{}", first.err);
     let second = place.ends(&["run", "x", "--", "echo", "ran"]).code_is(0);
     assert_eq!((second.out.as_str(), second.err.as_str()), ("ran\n", ""));
-}
-
-/// Of a session store at once, of another after its ttl.
-#[test]
-fn a_killed_ones_lock_is_free_and_its_whole_job_ends() {
-    for (store, wait) in SESSION_STORES
-        .map(|store| (store, "20s"))
-        .into_iter()
-        .chain([(redis as fn() -> Place, "30s")])
-    {
-        let place = store();
-        // a grandchild, whose pid it tells
-        let script = "sleep 600 & echo pid $! $$; wait";
-        let mut first = place.starts(&["run", "x", "--", "sh", "-c", script]);
-        let pids = first.says("pid ");
-        let pids: Vec<&str> = pids.split(' ').skip(1).collect();
-        assert!(runs(pids[0]) && runs(pids[1]));
-        first.signal(Signal::SIGKILL);
-        first.status();
-        let ended = place.ends(&["run", "--wait", wait, "x", "--", "echo", "mine"]).code_is(0);
-        assert_eq!(ended.out, "mine\n", "{}", place.name);
-        until("the killed one's job ends", || !pids.iter().any(|pid| runs(pid)));
-    }
 }
 
 #[test]

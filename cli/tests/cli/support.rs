@@ -24,8 +24,6 @@ pub(crate) struct Place {
     pub(crate) name: &'static str,
 }
 
-/// Whether a killed holder's lock is free at once.
-pub(crate) const SESSION_STORES: [fn() -> Place; 4] = [sqlite, postgres, mysql, mariadb];
 /// Every kind of store.
 pub(crate) const ALL_STORES: [fn() -> Place; 5] = [sqlite, postgres, mysql, mariadb, redis];
 /// Those that can tell who holds what.
@@ -51,6 +49,10 @@ pub(crate) fn mariadb() -> Place {
 
 pub(crate) fn redis() -> Place {
     shared("redis", Kind::Redis7)
+}
+
+pub(crate) fn valkey() -> Place {
+    shared("valkey", Kind::Valkey)
 }
 
 fn shared(name: &'static str, kind: Kind) -> Place {
