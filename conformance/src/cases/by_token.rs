@@ -172,15 +172,17 @@ async fn latest(
     }
     // by then those who look have slowed down
     tokio::time::sleep(Duration::from_secs(1)).await;
-    let mut late = Duration::ZERO;
+    let (mut late, mut past) = (Duration::ZERO, Vec::new());
     for (n, (mut held, waiter)) in waiting.into_iter().enumerate() {
         let (name, token) = (format!("x{n}"), held.token().await?);
         let start = Instant::now();
         ensure!(released(b, of(kind), &name, token).await?, "expected {name} to be held");
         let got = soon("a waiter to get it", waiter).await???;
         late = late.max(got.saturating_duration_since(start));
-        forget(held);
+        // dropped now, it could wake the next waiter
+        past.push(held);
     }
+    past.into_iter().for_each(forget);
     Ok(late)
 }
 
