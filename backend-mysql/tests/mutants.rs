@@ -70,8 +70,6 @@ const TABLE: &[Mutant<Alters>] = &[
     ]),
     sent("releases what has another token", "by_token::a_successor_is_spared",
         &[(" AND token = ", " AND 0 < ")]),
-    sent("tells nobody of a release by a token", "by_token::waiters_are_woken",
-        &[("KILL IS_USED_LOCK('lh:b", "DO LENGTH('lh:b")]),
     // claims
     sent("claims without locks", "claim::excludes", &[
         (",IFNULL(GET_LOCK('lh:c", ",IFNULL(INTERVAL('lh:c"), // which is 1

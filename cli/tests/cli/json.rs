@@ -83,7 +83,7 @@ fn force_takes_away_and_tells_from_whom() {
     for store in TELLING_STORES {
         let place = store();
         for kind in ["lock", "lease"] {
-            let script = "trap 'echo told; exit 3' TERM; echo up; while :; do sleep 0.02; done";
+            let script = "trap 'echo told; exit 3' TERM; echo up; read line";
             let run = ["run", "--kind", kind, "x", "--", "sh", "-c", script];
             let run = match kind {
                 "lease" => [&run[..3], &["--ttl", "2s"], &run[3..]].concat(),

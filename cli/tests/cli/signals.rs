@@ -1,4 +1,7 @@
 //! Signals reach the whole group of a job.
+//!
+//! A script that is signalled waits by `read`, and runs others in a subshell: dash loses a signal
+//! that comes between its `vfork` and the `exec`.
 
 use super::support::{postgres, runs, until};
 use nix::sys::signal::Signal;
@@ -16,8 +19,9 @@ fn a_grandchild_gets_what_the_command_gets() {
     ] {
         let name = signal.as_str().trim_start_matches("SIG");
         let inner =
-            format!("trap 'echo inner; exit 5' {name}; echo up; while :; do sleep 0.02; done");
-        let script = format!("trap 'echo outer' {name}; sh -c \"$INNER\"; echo code $?; exit 6");
+            format!("trap 'echo inner; exit 5' {name}; echo up; while read line; do :; done");
+        let script =
+            format!("trap 'echo outer' {name}; (exec sh -c \"$INNER\"); echo code $?; exit 6");
         let mut command = place.leasehold(&["run", "x", "--", "sh", "-c", &script]);
         let mut job = super::support::Running::start(command.env("INNER", inner));
         job.says("up");
@@ -45,8 +49,7 @@ fn the_lock_is_held_until_the_last_process_of_the_group_has_ended() {
     let place = postgres();
     // the first process dies of the signal at once; the other cleans up for a while
     let script = "exec 3<&0; (trap 'echo cleaning; read line <&3; echo cleaned; exit' TERM; \
-                  echo pid; \
-                  while :; do sleep 0.02; done) & wait";
+                  echo pid; read line <&3) & wait";
     let mut job = place.starts(&["run", "--grace", "20s", "x", "--", "sh", "-c", script]);
     job.says("pid");
     job.signal(Signal::SIGTERM);
