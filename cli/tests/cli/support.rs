@@ -190,7 +190,7 @@ impl Running {
     }
 
     /// All lines so far.
-    fn all(&self) -> Vec<String> {
+    pub(crate) fn all(&self) -> Vec<String> {
         let more = self.out.try_iter().chain(self.err.try_iter());
         self.said.iter().cloned().chain(more).collect()
     }
