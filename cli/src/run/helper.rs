@@ -1,7 +1,7 @@
 //! The two small processes beside a job, which are this program under other arguments.
 //!
-//! - The *starter* becomes the job: it takes the terminal for its group, asks the kernel for a
-//!   signal when its parent dies, and executes the program in its own place.
+//! - The *starter* becomes the job: it asks the kernel for a signal when its parent dies, waits until
+//!   the warden knows its group, takes the terminal for it, and executes the program in its own place.
 //! - The *[warden](super::warden)* lives beside the job's group.
 
 use std::ffi::{OsStr, OsString};
@@ -11,6 +11,7 @@ use std::process::Command;
 use nix::sys::signal::Signal;
 use nix::unistd::{Pid, getpid, getppid};
 
+use super::gate::{self, Gate};
 use super::{terminal, warden};
 use crate::failure::Failure;
 
@@ -28,23 +29,30 @@ pub(crate) fn helper() -> Option<u8> {
 }
 
 /// The command that starts a program by way of the starter.
-pub(super) fn starter(program: &[OsString], take_terminal: bool) -> Result<Command, Failure> {
+pub(super) fn starter(
+    program: &[OsString],
+    take_terminal: bool,
+    gate: &Gate,
+) -> Result<Command, Failure> {
     let mut command = Command::new(this_program()?);
     command.arg(STARTER).arg(getpid().to_string()).arg(if take_terminal { "tty" } else { "-" });
-    command.args(program).process_group(0);
+    command.arg(gate.number()).args(program).process_group(0);
     Ok(command)
 }
 
 fn start(mut args: impl Iterator<Item = OsString>) -> u8 {
     let parent = args.next().and_then(|pid| pid.to_str()?.parse().ok()).map(Pid::from_raw);
     let take_terminal = args.next().as_deref() == Some(OsStr::new("tty"));
-    let Some(program) = args.next() else { return crate::exit::USAGE };
+    let (Some(gate), Some(program)) = (args.next(), args.next()) else { return crate::exit::USAGE };
     #[cfg(target_os = "linux")]
     if let Err(error) = nix::sys::prctl::set_pdeathsig(Signal::SIGTERM) {
         eprintln!("leasehold: the kernel will not tell of its end: {error}");
     }
     if parent != Some(getppid()) {
         return crate::exit::of_signal(Signal::SIGTERM as i32); // it died before it could be asked
+    }
+    if !gate::opens(&gate.to_string_lossy()) {
+        return crate::exit::of_signal(Signal::SIGTERM as i32);
     }
     if take_terminal {
         terminal::give(getpid());

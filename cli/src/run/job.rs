@@ -12,6 +12,7 @@ use nix::unistd::Pid;
 use serde_json::json;
 use tokio::time::{Instant, sleep, sleep_until};
 
+use super::gate::Gate;
 use super::group::lives;
 use super::helper::starter;
 use super::signals::{News, Signals, ends};
@@ -63,13 +64,14 @@ impl Job {
         grace: Duration,
         legacy: Option<&Legacy>,
     ) -> Result<Self, Failure> {
-        let mut warden = Warden::start(grace)?;
-        let mut starter = starter(command, terminal::is_ours())?;
-        starter.env("LEASEHOLD_KEY", key.as_str()).env("LEASEHOLD_TOKEN", token.to_string());
         let failed = |error| Failure::system("cannot start a process", &error);
+        let mut warden = Warden::start(ui, grace, legacy)?;
+        let gate = Gate::closed().map_err(failed)?;
+        let mut starter = starter(command, terminal::is_ours(), &gate)?;
+        starter.env("LEASEHOLD_KEY", key.as_str()).env("LEASEHOLD_TOKEN", token.to_string());
         let leader = starter.spawn().map_err(failed)?;
         let group = Pid::from_raw(leader.id().cast_signed());
-        let warded = warden.ward(ui, group, legacy);
+        let warded = warden.ward(group).and_then(|()| gate.open().map_err(failed));
         let job = Self { group, _leader: leader, warden, grace };
         if let Err(failure) = warded {
             job.signal(Signal::SIGKILL);

@@ -1,5 +1,6 @@
 //! `leasehold run`: a job under a lock or a lease.
 
+mod gate;
 mod group;
 mod held;
 mod helper;

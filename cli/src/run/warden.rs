@@ -63,36 +63,41 @@ pub(super) struct Warden {
 }
 
 impl Warden {
-    /// Starts one; it wards nothing yet.
-    pub(super) fn start(grace: Duration) -> std::result::Result<Self, Failure> {
+    /// Starts one for what a job will run under.
+    pub(super) fn start(
+        ui: Ui,
+        grace: Duration,
+        legacy: Option<&Legacy>,
+    ) -> std::result::Result<Self, Failure> {
         let mut command = Command::new(this_program()?);
         command.arg0(NAME).arg(ARGUMENT).arg(grace.as_millis().to_string());
         command.stdin(Stdio::piped()).stdout(Stdio::null()).process_group(0);
         let failed = |error| Failure::system("cannot start a process", &error);
         let mut child = command.spawn().map_err(failed)?;
         let orders = child.stdin.take().ok_or_else(|| failed(std::io::ErrorKind::Other.into()))?;
-        Ok(Self { child, orders })
+        let mut warden = Self { child, orders };
+        warden.tell(&Order::to_json(ui, legacy).to_string())?;
+        Ok(warden)
     }
 
-    /// Lets it ward this group, and what it runs under.
-    pub(super) fn ward(
-        &mut self,
-        ui: Ui,
-        group: Pid,
-        legacy: Option<&Legacy>,
-    ) -> std::result::Result<(), Failure> {
+    /// Lets it ward this group, which must not run before.
+    pub(super) fn ward(&mut self, group: Pid) -> std::result::Result<(), Failure> {
+        self.tell(&group.to_string())
+    }
+
+    fn tell(&mut self, line: &str) -> std::result::Result<(), Failure> {
         let failed = |error| Failure::system("cannot ward the command", &error);
-        writeln!(self.orders, "{}", Order::to_json(ui, group, legacy)).map_err(failed)
+        writeln!(self.orders, "{line}").map_err(failed)
     }
 
     /// Lets it leave the group alone: the job has ended, and its number may become another's.
     pub(super) fn job_ended(&mut self) {
-        drop(writeln!(self.orders, "{ENDED}"));
+        drop(self.tell(ENDED));
     }
 
     /// Lets it go.
     pub(super) fn dismiss(mut self) {
-        drop(writeln!(self.orders, "{FREED}"));
+        drop(self.tell(FREED));
         drop(self.orders);
         drop(self.child.wait());
     }
@@ -102,24 +107,22 @@ impl Warden {
 #[derive(Debug)]
 struct Order {
     ui: Ui,
-    group: Pid,
     legacy: Option<Legacy>,
 }
 
 impl Order {
-    fn to_json(ui: Ui, group: Pid, legacy: Option<&Legacy>) -> Value {
+    fn to_json(ui: Ui, legacy: Option<&Legacy>) -> Value {
         let legacy = legacy.map(|legacy| {
             json!({
                 "store": legacy.store, "kind": legacy.kind.as_str(), "key": legacy.key.as_str(),
                 "token": legacy.token.value(),
             })
         });
-        json!({"group": group.as_raw(), "json": ui.is_json(), "quiet": ui.quiet, "legacy": legacy})
+        json!({"json": ui.is_json(), "quiet": ui.quiet, "legacy": legacy})
     }
 
     fn parse(line: &str) -> Option<Self> {
         let order: Value = serde_json::from_str(line).ok()?;
-        let group = i32::try_from(order["group"].as_i64()?).ok().filter(|group| *group > 1)?;
         let format = if order["json"].as_bool()? { Format::Json } else { Format::Human };
         let ui = Ui { format, quiet: order["quiet"].as_bool()? };
         let legacy = &order["legacy"];
@@ -132,8 +135,13 @@ impl Order {
                 token: FencingToken(legacy["token"].as_u64()?),
             }),
         };
-        Some(Self { ui, group: Pid::from_raw(group), legacy })
+        Some(Self { ui, legacy })
     }
+}
+
+/// The number of a group that may be ended.
+fn group(line: &str) -> Option<Pid> {
+    line.parse().ok().filter(|group| *group > 1).map(Pid::from_raw)
 }
 
 /// The process: its exit code.
@@ -145,16 +153,17 @@ pub(super) fn ward(mut args: impl Iterator<Item = OsString>) -> u8 {
     let grace = args.next().and_then(|millis| millis.to_str()?.parse().ok());
     let Some(grace) = grace.map(Duration::from_millis) else { return crate::exit::USAGE };
     let mut lines = BufReader::new(stdin()).lines().map_while(std::io::Result::ok);
-    // none: the job was never started
     let Some(order) = lines.next().and_then(|line| Order::parse(&line)) else {
         return crate::exit::OK;
     };
+    // none: the job was never started, nor will be
+    let group = lines.next().and_then(|line| group(&line));
     // whatever else it hears: that the other end is closed
     let has_ended = lines.next().as_deref() == Some(ENDED);
     if has_ended && lines.next().as_deref() == Some(FREED) {
         return crate::exit::OK;
     }
-    let gone = has_ended || end(&order, grace);
+    let gone = has_ended || group.is_none_or(|group| end(group, &order, grace));
     match &order.legacy {
         // what runs on is protected until the ttl has passed
         Some(legacy) if gone => free(order.ui, legacy),
@@ -164,8 +173,7 @@ pub(super) fn ward(mut args: impl Iterator<Item = OsString>) -> u8 {
 }
 
 /// Ends the group; whether it is gone.
-fn end(order: &Order, grace: Duration) -> bool {
-    let group = order.group;
+fn end(group: Pid, order: &Order, grace: Duration) -> bool {
     if !lives(group) {
         return true;
     }
@@ -247,17 +255,25 @@ mod tests {
             key: Key::new("two\nlines \u{1F512}").unwrap(),
             token: FencingToken(u64::MAX),
         };
-        let line = Order::to_json(ui, Pid::from_raw(77), Some(&legacy)).to_string();
+        let line = Order::to_json(ui, Some(&legacy)).to_string();
         assert_eq!(line.lines().count(), 1, "{line}");
         let order = Order::parse(&line).unwrap();
-        assert_eq!((order.group.as_raw(), order.ui.is_json(), order.ui.quiet), (77, true, true));
+        assert!(order.ui.is_json() && order.ui.quiet);
         let told = order.legacy.unwrap();
         assert_eq!((&told.store, told.kind, &told.key), (&legacy.store, legacy.kind, &legacy.key));
         assert_eq!(told.token, legacy.token);
-        let line = Order::to_json(ui, Pid::from_raw(77), None).to_string();
+        let line = Order::to_json(ui, None).to_string();
         assert!(Order::parse(&line).unwrap().legacy.is_none());
-        for wrong in ["", "{}", "77", &line.replace("77", "1"), &line.replace("77", "-77")] {
+        for wrong in ["", "{}", "77"] {
             assert!(Order::parse(wrong).is_none(), "{wrong}");
+        }
+    }
+
+    #[test]
+    fn no_other_groups_are_ended() {
+        assert_eq!(group("77"), Some(Pid::from_raw(77)));
+        for wrong in ["", "0", "1", "-1", "-77", "ended", "77x"] {
+            assert_eq!(group(wrong), None, "{wrong}");
         }
     }
 }

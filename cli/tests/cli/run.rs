@@ -119,6 +119,16 @@ fn the_first_run_makes_the_tables_once_and_says_so() {
 }
 
 #[test]
+fn a_job_inherits_no_pipe_of_ours() {
+    let ended = postgres().ends(&["run", "x", "--", "ls", "-l", "/proc/self/fd"]).code_is(0);
+    let numbered = |line: &str| Some(line.split_once(" -> ")?.0.rsplit_once(' ')?.1.to_owned());
+    let pipes = ended.out.lines().filter(|line| line.contains("pipe:")).filter_map(numbered);
+    let strange = pipes.filter(|fd| !["0", "1", "2"].contains(&fd.as_str()));
+    assert_eq!(strange.count(), 0, "{ended:?}");
+    assert!(ended.out.lines().filter_map(numbered).count() > 2, "{ended:?}");
+}
+
+#[test]
 fn what_the_job_leaves_behind_is_told_of() {
     let place = postgres();
     let script = "sleep 600 >&- 2>&- & echo $!";
