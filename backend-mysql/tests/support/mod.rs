@@ -281,9 +281,15 @@ impl Harness for MySqlHarness {
     }
 
     async fn delete_lease(&self, namespace: &str, key: &Key) -> Result<()> {
-        let delete = "DELETE FROM leasehold_lease WHERE scope = ? AND name = ?";
+        // By the ids, which are read without locks: a statement that deletes by these columns locks
+        // every row that it scans, waits for one that a transaction keeps, and keeps all the others
+        // meanwhile.
+        let find = "SELECT id FROM leasehold_lease WHERE scope = ? AND name = ?";
         let params = (namespace.as_bytes(), key.as_str().as_bytes());
-        self.conn().await?.exec_drop(delete, params).await.map_err(failed)
+        let mut conn = self.conn().await?;
+        let ids: Vec<(Vec<u8>,)> = conn.exec(find, params).await.map_err(failed)?;
+        let delete = "DELETE FROM leasehold_lease WHERE id = ?";
+        conn.exec_batch(delete, ids).await.map_err(failed)
     }
 
     async fn read(&self, claim: &mut Claim, name: &str) -> Result<Option<i64>> {

@@ -240,9 +240,6 @@ async fn takeover_waits_for_a_guarded_write(ctx: Ctx) -> Verdict {
 
 async fn takeover_waits_for_an_open_transaction(ctx: Ctx) -> Verdict {
     const TTL: Duration = Duration::from_secs(2);
-    // on a store of its own: a transaction that stays open for seconds can hold up those of others
-    let own = ctx.harness().private().await?;
-    let ctx = ctx.on(own);
     let (a, b) = ctx.two().await?;
     let mut other = b.claimed(&["other"]).await?;
     ctx.write(&mut other, "n", 5).await?; // which makes the guarded write wait, where writes lock
