@@ -3,13 +3,14 @@
 use std::any::Any;
 use std::collections::HashSet;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use async_trait::async_trait;
 use leasehold_core::backend::{LeaseDriver, LeaseLimits, LeaseTry, Owner, Renewal, WakeSource};
 use leasehold_core::{Error, ErrorKind, FencingToken, Key, LossReason, Result};
 use mysql_async::prelude::Queryable;
-use mysql_async::{Transaction, TxOpts};
+use mysql_async::{Conn, Transaction, TxOpts};
 
 use crate::bell::Bell;
 use crate::error::{BACKEND, code, is_gone, is_transient, mapped, server_code};
@@ -25,6 +26,7 @@ pub(crate) struct Leases {
     limits: LeaseLimits,
     acquire: String,
     release: String,
+    has_renewing: AtomicBool,
     bell: Bell,
     lookout: Arc<Lookout>,
 }
@@ -78,7 +80,8 @@ impl Leases {
         };
         let bell = if push { Bell::new(store.clone()) } else { Bell::none() };
         let lookout = Arc::new(Lookout::new(store.clone(), limits.max_poll));
-        Self { store, kind, limits, acquire, release, bell, lookout }
+        let has_renewing = AtomicBool::new(false);
+        Self { store, kind, limits, acquire, release, has_renewing, bell, lookout }
     }
 
     /// Closes what wakes waiters.
@@ -98,6 +101,18 @@ impl Leases {
         let owners: Vec<String> = renewals.map(|r| hex(&owner_bytes(r.owner))).collect();
         let (ids, owners) = (ids.join(","), owners.join(","));
         format!("id IN ({ids}) AND owner IN ({owners}) AND expires > {NOW}")
+    }
+
+    /// One for a try; with the first, one for renewals is opened as well, lest a short ttl passes while
+    /// the first renewal waits for it.
+    async fn connection(&self) -> Result<Conn> {
+        let Store { own, renewing, .. } = &*self.store;
+        if self.has_renewing.swap(true, Ordering::Relaxed) {
+            return own.get_conn().await.map_err(mapped);
+        }
+        // if that one fails, the renewal will tell
+        let (conn, _) = tokio::join!(own.get_conn(), renewing.get_conn());
+        conn.map_err(mapped)
     }
 
     /// Marks it as awaited if it `waits` and somebody else holds it.
@@ -133,7 +148,7 @@ impl Leases {
         let params = mysql_async::Params::Positional(params);
         let (mut tries, mut dead, mut pauses) = (0, 0, KEPT_PAUSES.into_iter());
         let answer = loop {
-            let mut conn = self.store.own.get_conn().await.map_err(mapped)?;
+            let mut conn = self.connection().await?;
             match conn.exec_drop(self.acquire.as_str(), params.clone()).await {
                 Ok(()) => break conn.last_insert_id(),
                 // if it was taken all the same, the owner is known again
