@@ -49,7 +49,7 @@
 //! A deadlock between rows ends the whole transaction; [`commit`](leasehold_core::Claim::commit)
 //! then fails instead of passing later statements, which the server commits one by one, for a whole.
 //!
-//! **Leases and dedupe** go over a few connections of their own, and renewals over two more, so that
+//! **Leases and dedupe** go over a few connections of their own, and renewals over others, so that
 //! a renewal never waits for one of the caller's, nor for one on which another call waits. Every statement goes by the server's clock in UTC, whatever the session's
 //! time zone. [`verify`](leasehold_core::LeaseGuard::verify) keeps the lease's row locked until the
 //! transaction ends; it is not renewed meanwhile, so keep guarded transactions well below the ttl.
