@@ -361,8 +361,8 @@ async fn first_seen_never_ends_a_transaction_for_a_deadlock(harness: Arc<MySqlHa
     }
     let ends = Arc::new(AtomicBool::new(false));
     let mut others = tokio::task::JoinSet::<Verdict>::new();
-    for task in 0..3_usize {
-        let (backend, ends) = (handles[task].clone(), ends.clone());
+    for (task, backend) in handles.iter().enumerate() {
+        let (backend, ends) = (backend.clone(), ends.clone());
         others.spawn(async move {
             while !ends.load(Ordering::Relaxed) {
                 match task {
