@@ -136,7 +136,7 @@ impl Leases {
             params.insert(LOOKED_AT, id.into_value());
         }
         let params = mysql_async::Params::Positional(params);
-        let (mut tries, mut dead, mut pauses) = (0, 0, KEPT_PAUSES.into_iter());
+        let (mut tries, mut dead, mut pauses) = (0, 0, PAUSES.into_iter());
         let answer = loop {
             let mut conn = self.connection().await?;
             match conn.exec_drop(self.acquire.as_str(), params.clone()).await {
@@ -179,11 +179,9 @@ impl Leases {
 /// The place of the parameter by which MySQL looks whether somebody keeps the row.
 const LOOKED_AT: usize = 7;
 
-/// In milliseconds, before each further try for rows that somebody keeps: others only for a moment,
-/// an open transaction for longer. A renewal has a quarter of the shortest ttl for all of them.
-pub(crate) const KEPT_PAUSES: [u64; 10] = [5, 5, 5, 5, 10, 10, 10, 10, 20, 20];
-/// The same for a release: core repeats one that failed.
-const RELEASE_PAUSES: [u64; 20] =
+/// In milliseconds, before each further try for a row that somebody keeps: others only for a moment,
+/// an open transaction for longer. (On MariaDB, it may also be the floor's, which a purge raises.)
+const PAUSES: [u64; 20] =
     [5, 5, 5, 5, 10, 10, 10, 10, 20, 20, 50, 50, 50, 50, 100, 100, 100, 100, 100, 100];
 /// Who waits for a lease whose row is kept tries again after so long.
 const KEPT: Duration = Duration::from_millis(200);
@@ -232,7 +230,7 @@ impl LeaseDriver for Leases {
 
     async fn release(&self, key: &Key, owner: Owner) -> Result<bool> {
         let params = (self.row(key).to_vec(), owner_bytes(owner).to_vec());
-        let mut pauses = RELEASE_PAUSES.into_iter();
+        let mut pauses = PAUSES.into_iter();
         let (mut dead, mut unknown) = (0, None);
         loop {
             let mut conn = self.store.own.get_conn().await.map_err(mapped)?;

@@ -9,11 +9,15 @@ use mysql_async::TxOpts;
 use mysql_async::prelude::Queryable;
 
 use crate::error::{is_transient, mapped};
-use crate::lease::{KEPT_PAUSES, Leases, owner_bytes};
+use crate::lease::{Leases, owner_bytes};
 use crate::names::hex;
 use crate::store::NOW;
 
 type Owners = HashSet<Vec<u8>>;
+
+/// In milliseconds, before each further try for rows that somebody keeps: others only for a moment,
+/// an open transaction for longer. A renewal has a quarter of the shortest ttl for all of them.
+const KEPT_PAUSES: [u64; 10] = [5, 5, 5, 5, 10, 10, 10, 10, 20, 20];
 
 impl Leases {
     /// Tells of each whether it is held and was renewed.
