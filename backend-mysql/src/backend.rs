@@ -207,6 +207,7 @@ impl Backend for MySqlBackend {
         // a pool's end waits for connections that are in use
         let pools = async {
             drop(self.store.own.clone().disconnect().await);
+            drop(self.store.renewing.clone().disconnect().await);
             if self.pool_is_ours {
                 drop(self.store.pool.clone().disconnect().await);
             }

@@ -48,6 +48,9 @@ pub struct MySqlBuilder {
 
 /// The longest label of a holder that the tables keep, in bytes.
 const LABEL_BYTES: usize = 160;
+/// Connections for the renewals of leases. Each takes a moment, on an idle server: on a busy one, those
+/// that were given up are still being answered while others are sent.
+const RENEWING: usize = 4;
 
 impl Default for MySqlBuilder {
     fn default() -> Self {
@@ -111,7 +114,9 @@ impl MySqlBuilder {
     }
 
     /// The most connections for leases and dedupe; default 8. They are opened as needed and closed
-    /// when idle for a minute. Leases are never renewed on the caller's pool, which may be in use.
+    /// when idle for a minute. Leases are renewed on up to four more of the same kind: neither on the
+    /// caller's pool, which may be in use, nor on these, where a try for a lease can wait for a second
+    /// for a transaction that has verified it.
     #[must_use]
     pub fn own_connections(mut self, connections: usize) -> Self {
         self.own_connections = connections;
@@ -227,6 +232,7 @@ impl MySqlBuilder {
         self.session.max_per_session = self.max_per_session.unwrap_or(max_per_session);
         let store = Arc::new(Store {
             own: own_pool(&opts, self.own_connections),
+            renewing: own_pool(&opts, RENEWING),
             opts,
             pool,
             info: facts.info,

@@ -177,8 +177,10 @@ pub(crate) async fn first_seen(
 ) -> Result<bool> {
     let (table, id) = (&store.tables.dedupe, store.row(Kind::Dedupe, key));
     let read = format!("SELECT expires > {NOW} FROM {table} WHERE id = ?");
+    // By the primary key, as everybody locks rows. MariaDB may find a row of a small table by its
+    // expiry rather, and would lock it in the other order: that of a deadlock.
     let take = format!(
-        "UPDATE {table} SET token = token + 1, owner = ?, done = 1, since = {NOW}, \
+        "UPDATE {table} FORCE INDEX (PRIMARY) SET token = token + 1, owner = ?, done = 1, since = {NOW}, \
          expires = {NOW} + ?, holder = {} WHERE id = ? AND expires <= {NOW}",
         store.holder
     );

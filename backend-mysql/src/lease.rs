@@ -1,29 +1,31 @@
 //! Leases: one row per key.
 
 use std::any::Any;
-use std::collections::HashSet;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use async_trait::async_trait;
 use leasehold_core::backend::{LeaseDriver, LeaseLimits, LeaseTry, Owner, Renewal, WakeSource};
-use leasehold_core::{Deadline, Error, ErrorKind, FencingToken, Key, LossReason, Result};
+use leasehold_core::{Error, ErrorKind, FencingToken, Key, LossReason, Result};
 use mysql_async::prelude::Queryable;
-use mysql_async::{Transaction, TxOpts};
+use mysql_async::{Conn, Transaction};
 
 use crate::bell::Bell;
 use crate::error::{BACKEND, code, is_gone, is_transient, mapped, server_code};
-use crate::names::{Kind, hex};
-use crate::store::{DEAD, FIRST_TOKEN, NOW, Store, Tables, retried};
+use crate::names::Kind;
+use crate::store::{DEAD, FIRST_TOKEN, NOW, Store, Tables};
 use crate::wake::Lookout;
 
 /// Takes, renews and frees leases.
 #[derive(Debug)]
 pub(crate) struct Leases {
-    store: Arc<Store>,
+    pub(crate) store: Arc<Store>,
     kind: Kind,
     limits: LeaseLimits,
     acquire: String,
+    release: String,
+    has_renewing: AtomicBool,
     bell: Bell,
     lookout: Arc<Lookout>,
 }
@@ -36,13 +38,20 @@ impl Leases {
         // The last insert id carries the answer: twice the token and one if it is ours, otherwise
         // twice the microseconds until it expires. Assignments are done from left to right, and see
         // those before them: after that of the owner, it is ours if it was taken. The shared lock
-        // on the floor keeps a purge from deleting the row between the read and the insert.
+        // on the floor keeps a purge from deleting the row between the read and the insert. A row
+        // that somebody keeps fails the statement at once: it is not waited for on a connection.
+        let (at_once, look) = if store.is_maria() {
+            ("SET STATEMENT innodb_lock_wait_timeout = 0 FOR ", String::new())
+        } else {
+            let look = format!("SELECT 1 FROM {lease} WHERE id = ? LIMIT 1 FOR UPDATE NOWAIT");
+            ("", format!("LEFT JOIN ({look}) free ON TRUE "))
+        };
         let acquire = format!(
-            "INSERT INTO {lease} (id, scope, name, owner, token, ttl, expires, bell, awaited, \
+            "{at_once}INSERT INTO {lease} (id, scope, name, owner, token, ttl, expires, bell, awaited, \
                 since, holder) \
              SELECT ?, ?, ?, ?, (LAST_INSERT_ID({FIRST_TOKEN} * 2 + 1) - 1) DIV 2, ?, {NOW} + ?, \
                 ?, 0, {NOW}, {holder} \
-             FROM {meta} WHERE {meta}.id = 1 LOCK IN SHARE MODE \
+             FROM {meta} {look}WHERE {meta}.id = 1 LOCK IN SHARE MODE \
              ON DUPLICATE KEY UPDATE \
              token = IF({lease}.owner = ? AND {lease}.expires > {NOW}, \
                 (LAST_INSERT_ID({lease}.token * 2 + 1) - 1) DIV 2, \
@@ -57,9 +66,21 @@ impl Leases {
              holder = IF({lease}.owner = ?, {holder}, {lease}.holder), \
              expires = IF({lease}.owner = ?, {NOW} + ?, {lease}.expires)"
         );
+        // the row keeps the token until it is purged; the last insert id tells that it was awaited
+        let free = "owner = '', expires = 0, awaited = 0 * LAST_INSERT_ID(awaited)";
+        let release = if store.is_maria() {
+            format!("{at_once}UPDATE {lease} SET {free} WHERE id = ? AND owner = ?")
+        } else {
+            format!(
+                "UPDATE (SELECT id FROM {lease} WHERE id = ? AND owner = ? \
+                 LIMIT 1 FOR UPDATE NOWAIT) free \
+                 STRAIGHT_JOIN {lease} FORCE INDEX (PRIMARY) ON {lease}.id = free.id SET {free}"
+            )
+        };
         let bell = if push { Bell::new(store.clone()) } else { Bell::none() };
         let lookout = Arc::new(Lookout::new(store.clone(), limits.max_poll));
-        Self { store, kind, limits, acquire, bell, lookout }
+        let has_renewing = AtomicBool::new(false);
+        Self { store, kind, limits, acquire, release, has_renewing, bell, lookout }
     }
 
     /// Closes what wakes waiters.
@@ -68,17 +89,20 @@ impl Leases {
         self.lookout.end();
     }
 
-    fn row(&self, key: &Key) -> [u8; 32] {
+    pub(crate) fn row(&self, key: &Key) -> [u8; 32] {
         self.store.row(self.kind, key)
     }
 
-    /// The condition of being held, to be looked up by the primary key: a scan would lock others.
-    /// An owner is of one acquisition, so no pair of an id and another one's owner can match.
-    fn mine(&self, renewals: &[Renewal]) -> String {
-        let ids: Vec<String> = renewals.iter().map(|r| hex(&self.row(&r.key))).collect();
-        let owners: Vec<String> = renewals.iter().map(|r| hex(&owner_bytes(r.owner))).collect();
-        let (ids, owners) = (ids.join(","), owners.join(","));
-        format!("id IN ({ids}) AND owner IN ({owners}) AND expires > {NOW}")
+    /// One for a try; with the first, one for renewals is opened as well, lest a short ttl passes while
+    /// the first renewal waits for it.
+    async fn connection(&self) -> Result<Conn> {
+        let Store { own, renewing, .. } = &*self.store;
+        if self.has_renewing.swap(true, Ordering::Relaxed) {
+            return own.get_conn().await.map_err(mapped);
+        }
+        // if that one fails, the renewal will tell
+        let (conn, _) = tokio::join!(own.get_conn(), renewing.get_conn());
+        conn.map_err(mapped)
     }
 
     /// Marks it as awaited if it `waits` and somebody else holds it.
@@ -87,7 +111,7 @@ impl Leases {
         let bytes = owner_bytes(owner);
         let ttl = micros(ttl);
         let bell = self.bell.number();
-        let params = mysql_async::Params::Positional(vec![
+        let mut params = vec![
             id.into_value(),
             self.store.namespace.as_bytes().into_value(),
             key.as_str().as_bytes().into_value(),
@@ -107,27 +131,30 @@ impl Leases {
             bytes.into_value(),
             bytes.into_value(),
             ttl.into(),
-        ]);
-        let mut conn = self.store.own.get_conn().await.map_err(mapped)?;
-        let (mut tries, mut dead) = (0, 0);
+        ];
+        if !self.store.is_maria() {
+            params.insert(LOOKED_AT, id.into_value());
+        }
+        let params = mysql_async::Params::Positional(params);
+        let (mut tries, mut dead, mut pauses) = (0, 0, PAUSES.into_iter());
         let answer = loop {
+            let mut conn = self.connection().await?;
             match conn.exec_drop(self.acquire.as_str(), params.clone()).await {
                 Ok(()) => break conn.last_insert_id(),
                 // if it was taken all the same, the owner is known again
-                Err(error) if is_gone(&error) && dead < DEAD => {
-                    dead += 1;
-                    drop(conn); // it may be the only one
-                    conn = self.store.own.get_conn().await.map_err(mapped)?;
+                Err(error) if is_gone(&error) && dead < DEAD => dead += 1,
+                Err(error) if server_code(&error) == Some(code::DEADLOCK) && tries < 10 => {
+                    tries += 1;
                 }
-                Err(error) => match server_code(&error) {
-                    // somebody's `verify` keeps the row
-                    Some(code::LOCK_WAIT_TIMEOUT) => {
-                        let expires_in = Duration::from_millis(50);
-                        return Ok(LeaseTry::Busy { expires_in });
-                    }
-                    Some(code::DEADLOCK) if tries < 10 => tries += 1,
-                    _ => return Err(mapped(error)),
-                },
+                Err(error) if is_kept(&error) => {
+                    drop(conn); // others need it meanwhile
+                    let Some(pause) = pauses.next() else {
+                        // somebody's `verify` keeps the row
+                        return Ok(LeaseTry::Busy { expires_in: KEPT });
+                    };
+                    tokio::time::sleep(jittered(pause)).await;
+                }
+                Err(error) => return Err(mapped(error)),
             }
         };
         match answer {
@@ -147,73 +174,27 @@ impl Leases {
             }
         }
     }
-
-    /// Renews in one statement that does not wait for a row: a renewal must not be late because of
-    /// another one. Says how many.
-    async fn renew_all(&self, mine: &str) -> Result<u64> {
-        let lease = &self.store.tables.lease;
-        let renew = if self.store.is_maria() {
-            // there SKIP LOCKED is not heeded within an update; no wait at all fails it instead
-            format!(
-                "SET STATEMENT innodb_lock_wait_timeout = 0 FOR \
-                 UPDATE {lease} FORCE INDEX (PRIMARY) SET expires = {NOW} + ttl WHERE {mine}"
-            )
-        } else {
-            // the limit keeps the inner query from being merged into the outer one, which then must
-            // look up the rows that the inner one has locked, and not scan
-            format!(
-                "UPDATE (SELECT id FROM {lease} FORCE INDEX (PRIMARY) WHERE {mine} \
-                 LIMIT 1000000 FOR UPDATE SKIP LOCKED) free \
-                 STRAIGHT_JOIN {lease} FORCE INDEX (PRIMARY) ON {lease}.id = free.id \
-                 SET expires = {NOW} + ttl"
-            )
-        };
-        let mut conn = self.store.own.get_conn().await.map_err(mapped)?;
-        match conn.query_drop(renew).await {
-            Ok(()) => Ok(conn.affected_rows()),
-            Err(error) if is_transient(&error) => Ok(0),
-            Err(error) => Err(mapped(error)),
-        }
-    }
-
-    /// Renews those whose rows nobody keeps. Gives their owners, and those of all that are held.
-    async fn renew_free(&self, mine: &str) -> Result<(Owners, Owners)> {
-        let lease = &self.store.tables.lease;
-        let mut conn = self.store.own.get_conn().await.map_err(mapped)?;
-        let opts = TxOpts::default();
-        let mut tx = conn.start_transaction(opts).await.map_err(mapped)?;
-        let free = format!(
-            "SELECT id, owner FROM {lease} FORCE INDEX (PRIMARY) WHERE {mine} \
-             FOR UPDATE SKIP LOCKED"
-        );
-        let free: Vec<(Vec<u8>, Vec<u8>)> = tx.query(free).await.map_err(mapped)?;
-        if !free.is_empty() {
-            // by their ids alone: a kept row must not even be looked at
-            let list: Vec<String> = free.iter().map(|(id, _)| hex(id)).collect();
-            let renew = format!(
-                "UPDATE {lease} FORCE INDEX (PRIMARY) SET expires = {NOW} + ttl \
-                 WHERE id IN ({}) AND expires > {NOW}",
-                list.join(",")
-            );
-            // one that expires in between is not renewed, and is not in the list that is read next
-            tx.query_drop(renew).await.map_err(mapped)?;
-        }
-        let held = format!("SELECT owner FROM {lease} WHERE {mine}");
-        let held: Vec<Vec<u8>> = tx.query(held).await.map_err(mapped)?;
-        tx.commit().await.map_err(mapped)?;
-        let held: Owners = held.into_iter().collect();
-        let free = free.into_iter().map(|(_, owner)| owner);
-        let renewed = free.filter(|owner| held.contains(owner)).collect();
-        Ok((renewed, held))
-    }
 }
 
-type Owners = HashSet<Vec<u8>>;
+/// The place of the parameter by which MySQL looks whether somebody keeps the row.
+const LOOKED_AT: usize = 7;
 
-/// How long rows that somebody keeps are waited for; a renewal has a quarter of the shortest ttl.
-const KEPT_PATIENCE: Duration = Duration::from_millis(100);
-/// They are looked at again after so long.
-const KEPT_PAUSE: Duration = Duration::from_millis(5);
+/// In milliseconds, before each further try for a row that somebody keeps: others only for a moment,
+/// an open transaction for longer. (On MariaDB, it may also be the floor's, which a purge raises.)
+const PAUSES: [u64; 20] =
+    [5, 5, 5, 5, 10, 10, 10, 10, 20, 20, 50, 50, 50, 50, 100, 100, 100, 100, 100, 100];
+/// Who waits for a lease whose row is kept tries again after so long.
+const KEPT: Duration = Duration::from_millis(200);
+
+/// Whether somebody else keeps a row that was not waited for.
+fn is_kept(error: &mysql_async::Error) -> bool {
+    matches!(server_code(error), Some(code::LOCK_WAIT_TIMEOUT | code::LOCK_NOWAIT))
+}
+
+/// Those who try for one row should not do so at the same time again.
+fn jittered(pause: u64) -> Duration {
+    Duration::from_millis(pause).mul_f64(rand::random_range(0.5..=1.0))
+}
 
 /// For a column of 16 bytes.
 pub(crate) fn owner_bytes(owner: Owner) -> [u8; 16] {
@@ -244,50 +225,16 @@ impl LeaseDriver for Leases {
     }
 
     async fn renew_each(&self, renewals: &[Renewal]) -> Result<Vec<Result<bool>>> {
-        if renewals.is_empty() {
-            return Ok(Vec::new());
-        }
-        let mine = self.mine(renewals);
-        if self.renew_all(&mine).await? == renewals.len() as u64 {
-            return Ok(renewals.iter().map(|_| Ok(true)).collect());
-        }
-        // some are not ours any more, or kept: for long by somebody's `verify`, or for a moment by
-        // a try for them
-        let (mut renewed, mut ours) = self.renew_free(&mine).await?;
-        let shortest = renewals.iter().map(|renewal| renewal.ttl).min().unwrap_or_default();
-        let patience = Deadline::after(KEPT_PATIENCE.min(shortest / 8));
-        while !ours.is_subset(&renewed) && !patience.has_passed() {
-            tokio::time::sleep(KEPT_PAUSE).await;
-            let again;
-            (again, ours) = self.renew_free(&mine).await?;
-            renewed.extend(again);
-        }
-        let outcome = |renewal: &Renewal| {
-            let owner = owner_bytes(renewal.owner);
-            if renewed.contains(owner.as_slice()) {
-                Ok(true)
-            } else if ours.contains(owner.as_slice()) {
-                let detail = "a transaction that verified the lease is still open";
-                Err(Error::new(ErrorKind::Unavailable, detail))
-            } else {
-                Ok(false)
-            }
-        };
-        Ok(renewals.iter().map(outcome).collect())
+        self.renew_batch(renewals).await
     }
 
     async fn release(&self, key: &Key, owner: Owner) -> Result<bool> {
-        let lease = &self.store.tables.lease;
-        // the row keeps the token until it is purged; the last insert id tells that it was awaited
-        let free = format!(
-            "UPDATE {lease} SET owner = '', expires = 0, awaited = 0 * LAST_INSERT_ID(awaited) \
-             WHERE id = ? AND owner = ?"
-        );
         let params = (self.row(key).to_vec(), owner_bytes(owner).to_vec());
+        let mut pauses = PAUSES.into_iter();
         let (mut dead, mut unknown) = (0, None);
         loop {
             let mut conn = self.store.own.get_conn().await.map_err(mapped)?;
-            match retried!(conn.exec_drop(free.as_str(), params.clone())) {
+            match conn.exec_drop(self.release.as_str(), params.clone()).await {
                 Ok(()) if conn.affected_rows() > 0 => {
                     if conn.last_insert_id().is_some() {
                         self.bell.ring();
@@ -305,6 +252,13 @@ impl LeaseDriver for Leases {
                 Err(error) if is_gone(&error) && dead < DEAD => {
                     dead += 1;
                     unknown = Some(error);
+                }
+                Err(error) if is_transient(&error) => {
+                    drop(conn); // others need it meanwhile
+                    let Some(pause) = pauses.next() else {
+                        return Err(mapped(error));
+                    };
+                    tokio::time::sleep(jittered(pause)).await;
                 }
                 Err(error) => return Err(mapped(error)),
             }

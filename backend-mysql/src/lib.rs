@@ -49,10 +49,14 @@
 //! A deadlock between rows ends the whole transaction; [`commit`](leasehold_core::Claim::commit)
 //! then fails instead of passing later statements, which the server commits one by one, for a whole.
 //!
-//! **Leases and dedupe** go over a few connections of their own, so that a renewal never waits for
-//! one of the caller's. Every statement goes by the server's clock in UTC, whatever the session's
+//! **Leases and dedupe** go over a few connections of their own, and renewals over others, so that
+//! a renewal never waits for one of the caller's, nor for one on which another call waits. Every statement goes by the server's clock in UTC, whatever the session's
 //! time zone. [`verify`](leasehold_core::LeaseGuard::verify) keeps the lease's row locked until the
 //! transaction ends; it is not renewed meanwhile, so keep guarded transactions well below the ttl.
+//! That costs no other lease: statements on leases find their rows by the primary key, and none waits
+//! on a connection for a row that is kept. Do likewise in statements of your own on these tables: one that scans, such as
+//! `DELETE .. WHERE name = ..`, locks what it passes, waits for the kept row, and holds up everybody;
+//! [`force_release`](leasehold_core::Inspect::force_release) does not.
 //!
 //! *Waiting for a lease.* Neither server has a push, so user-level locks stand in for it. A handle
 //! that has had a lease keeps a *bell*, a lock on a connection of its own, which its leases' rows
@@ -104,6 +108,7 @@ mod lease;
 mod listen;
 mod names;
 mod probe;
+mod renew;
 mod rows;
 mod schema;
 mod session;

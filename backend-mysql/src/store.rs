@@ -61,6 +61,9 @@ pub(crate) struct Store {
     pub(crate) pool: Pool,
     /// For leases and dedupe, so that they never wait for one of the caller's.
     pub(crate) own: Pool,
+    /// For the renewals of leases, so that they never wait for one on which another statement waits
+    /// for a row: these wait for none.
+    pub(crate) renewing: Pool,
     pub(crate) info: ServerInfo,
     pub(crate) namespace: String,
     pub(crate) tables: Tables,

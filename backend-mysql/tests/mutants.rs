@@ -6,7 +6,8 @@ mod support;
 use std::net::{Ipv4Addr, SocketAddr};
 use std::process::ExitCode;
 use std::sync::atomic::{AtomicU32, Ordering};
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
 
 use leasehold_conformance::mutants::{self, Altered, Mutant, Rewriter};
 use leasehold_conformance::servers::Kind;
@@ -21,6 +22,9 @@ type Alters = &'static [(&'static str, &'static str)];
 const fn sent(name: &'static str, case: &'static str, alters: Alters) -> Mutant<Alters> {
     Mutant { name, case, alters }
 }
+
+/// Who waits for a lease is woken, or is late.
+const SELDOM: Duration = Duration::from_secs(30);
 
 /// The server's clock, as the statements read it.
 macro_rules! now {
@@ -52,17 +56,25 @@ const TABLE: &[Mutant<Alters>] = &[
     sent("lets a lease expire early", "expiry::vanished_holder_is_survived",
         &[(concat!(now!(), " + ?"), concat!(short!(), "+?/4"))]),
     sent("releases without comparing the owner", "expiry::stale_release_spares_the_successor",
-        &[("LAST_INSERT_ID(awaited) WHERE id = ? AND owner = ?",
-           "LAST_INSERT_ID(awaited) WHERE id = ? AND ? <> ''")]),
+        &[("LAST_INSERT_ID(awaited) WHERE id = ? AND owner = ?", // MariaDB
+           "LAST_INSERT_ID(awaited) WHERE id = ? AND ? <> ''"),
+          ("WHERE id = ? AND owner = ? LIMIT 1 FOR UPDATE NOWAIT",
+           "WHERE id = ? AND ? <> '' LIMIT 1 FOR UPDATE NOWAIT")]),
     sent("does not release", "lease::drop_frees",
-        &[("LAST_INSERT_ID(awaited) WHERE id = ? AND owner = ?",
-           "LAST_INSERT_ID(awaited) WHERE id = ? AND ? = ''")]),
+        &[("LAST_INSERT_ID(awaited) WHERE id = ? AND owner = ?", // MariaDB
+           "LAST_INSERT_ID(awaited) WHERE id = ? AND ? = ''"),
+          ("WHERE id = ? AND owner = ? LIMIT 1 FOR UPDATE NOWAIT",
+           "WHERE id = ? AND ? = '' LIMIT 1 FOR UPDATE NOWAIT")]),
+    sent("tells nobody of a release", "lease::waiters_are_woken",
+        &[("awaited = 0 * LAST_INSERT_ID(awaited)", "awaited = 0")]),
     sent("renews nothing and says it did", "lease::heartbeat_outlives_the_ttl",
         &[(concat!(now!(), " + ttl"), "expires")]),
     sent("verifies nothing", "expiry::late_write_after_deletion_is_rejected", &[(
         concat!("SELECT expires > ", now!(), " FROM `leasehold_lease` WHERE id = ? AND owner = ?"),
         "SELECT 1 FROM `leasehold_meta` WHERE ? <> ?",
     )]),
+    sent("verifies without a lock on the row", "expiry::takeover_waits_for_an_open_transaction",
+        &[("WHERE id = ? AND owner = ? LOCK IN SHARE MODE", "WHERE id = ? AND owner = ?")]),
     sent("purges live leases", "expiry::housekeeping_spares_the_live", &[
         (concat!("SELECT ", now!(), ", MAX(token)"), "SELECT 9000000000000000000, MAX(token)"),
         (concat!(" FROM `leasehold_lease` WHERE expires <= ", now!()),
@@ -154,8 +166,9 @@ fn open(alters: Option<&Alters>) -> Result<Altered> {
     let rewriter = Rewriter::start(upstream, alters.copied().unwrap_or_default());
     let rewriter = rewriter.map_err(failed)?;
     let url = own(rewriter.addr().port())?;
-    let harness = MySqlHarness::join(&format!("{} true {url} {admin_url}", server.kind()))?;
-    Ok(Altered { harness, rewriter: Some(rewriter) })
+    let harness = MySqlHarness::at(&format!("{} true {url} {admin_url}", server.kind()))?;
+    let harness = harness.with_max_poll(SELDOM);
+    Ok(Altered { harness: Arc::new(harness), rewriter: Some(rewriter) })
 }
 
 fn failed(cause: impl Into<Box<dyn std::error::Error + Send + Sync>>) -> Error {

@@ -84,6 +84,8 @@ const TABLE: &[Mutant<Alters>] = &[
          AND expires_at > clock_timestamp() FOR KEY SHARE",
         "WHERE $1 <> $2",
     )]),
+    sent("verifies without a lock on the row", "expiry::takeover_waits_for_an_open_transaction",
+        &[(" FOR KEY SHARE", "")]),
     sent("tells nobody of a release", "lease::waiters_are_woken",
         &[("SELECT pg_notify($4, $5) FROM freed", "SELECT $4 || $5 FROM freed")]),
     sent("purges live leases", "expiry::housekeeping_spares_the_live",

@@ -201,7 +201,7 @@ impl Settings {
         if !few && most - used >= (most / 10.0).max(HANDLE) {
             return Finding::fine(TOPIC, found);
         }
-        let advice = "a handle opens up to 8 for leases and dedupe, 5 to wake waiters, 2 or more for \
+        let advice = "a handle opens up to 12 for leases and dedupe, 5 to wake waiters, 2 or more for \
             named locks and 16 that wait for them, beside its pool: lower the sizes of the pools \
             (own_connections, max_waiters), or raise max_connections and max_user_connections";
         Finding::warning(TOPIC, found, advice)

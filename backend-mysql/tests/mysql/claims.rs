@@ -1,10 +1,12 @@
 //! Claims, their transactions and the caller's pool.
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use leasehold_core::{
-    Claim, ClaimLock, ClaimOptions, ErrorKind, Lease, LeaseOptions, LockOptions, NamedLock,
+    Backend, Claim, ClaimLock, ClaimOptions, Dedupe, DedupeOptions, ErrorKind, Lease, LeaseOptions,
+    LockOptions, MIN_TTL, NamedLock,
 };
 use leasehold_mysql::MySqlBackend;
 use mysql_async::prelude::Queryable;
@@ -22,6 +24,7 @@ crate::tests!("claims":
     ended_transaction_is_told_at_the_commit,
     crossed_user_locks_are_a_typed_deadlock,
     kill_query_during_a_wait_only_delays,
+    first_seen_never_ends_a_transaction_for_a_deadlock,
 );
 
 /// A pool of so many connections to the server, for a look at them too.
@@ -327,4 +330,67 @@ async fn kill_query_during_a_wait_only_delays(harness: Arc<MySqlHarness>) -> Ver
     freed?;
     claim?.ok_or("the wait ended without the claim")?.commit().await?;
     nothing_left(&harness, &namespace).await
+}
+
+/// B97: claims that see one key after another first, roll back or commit, next to admissions and
+/// purges of the same keys and of others: no transaction is the victim of a deadlock.
+async fn first_seen_never_ends_a_transaction_for_a_deadlock(harness: Arc<MySqlHarness>) -> Verdict {
+    const ROUNDS: usize = 40;
+    let namespace = namespace();
+    let mut handles = Vec::new();
+    for _ in 0..3 {
+        handles.push(Arc::new(harness.builder(&namespace).connect(harness.url()).await?));
+    }
+    let mut tasks = tokio::task::JoinSet::<Verdict>::new();
+    for task in 0..24 {
+        let backend = handles[task % handles.len()].clone();
+        tasks.spawn(async move {
+            for round in 0..ROUNDS {
+                let mut claim = claimed(&backend, &[&format!("own-{task}")]).await?;
+                let event = key(&format!("event-{round}"));
+                let first = claim.first_seen(&event, Duration::from_secs(60)).await?;
+                tokio::time::sleep(Duration::from_millis(1)).await;
+                if first && rand::random_bool(0.5) {
+                    claim.rollback().await?;
+                } else {
+                    claim.commit().await?;
+                }
+            }
+            Ok(())
+        });
+    }
+    let ends = Arc::new(AtomicBool::new(false));
+    let mut others = tokio::task::JoinSet::<Verdict>::new();
+    for (task, backend) in handles.iter().enumerate() {
+        let (backend, ends) = (backend.clone(), ends.clone());
+        others.spawn(async move {
+            while !ends.load(Ordering::Relaxed) {
+                match task {
+                    0 => drop(backend.housekeep().await?),
+                    1 => {
+                        let names: Vec<_> = (0..20).map(|n| key(&format!("k{n}"))).collect();
+                        let opts = DedupeOptions::default().retain(MIN_TTL);
+                        drop(backend.admit_many(&names, opts).await?);
+                    }
+                    _ => {
+                        let name = key(&format!("k{}", rand::random_range(0..20)));
+                        let opts = DedupeOptions::default().retain(MIN_TTL);
+                        if let Some(entry) = backend.admit(&name, opts).await?.first() {
+                            entry.complete().await?;
+                        }
+                    }
+                }
+            }
+            Ok(())
+        });
+    }
+    let mut outcome = Ok(());
+    while let Some(done) = tasks.join_next().await {
+        outcome = outcome.and(done?);
+    }
+    ends.store(true, Ordering::Relaxed);
+    while let Some(done) = others.join_next().await {
+        outcome = outcome.and(done?);
+    }
+    outcome
 }

@@ -10,6 +10,7 @@ mod crowds;
 mod diagnose;
 mod fleet;
 mod inspect;
+mod kept;
 mod migrate;
 mod probe;
 mod rows_and_tables;
@@ -76,6 +77,7 @@ fn main() -> ExitCode {
         sessions::TESTS,
         claims::TESTS,
         rows_and_tables::TESTS,
+        kept::TESTS,
         waiters::TESTS,
         clocks::TESTS,
         crowds::TESTS,

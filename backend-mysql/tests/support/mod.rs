@@ -49,6 +49,7 @@ pub(crate) struct MySqlHarness {
     url: String,
     admin_url: String,
     user_locks: bool,
+    max_poll: Option<Duration>,
 }
 
 impl MySqlHarness {
@@ -73,6 +74,7 @@ impl MySqlHarness {
             admin_url: server.admin_url(),
             server: Some(server),
             user_locks: true,
+            max_poll: None,
         };
         // the suite starts it outside of any runtime, a private one within
         std::thread::scope(|scope| {
@@ -106,17 +108,28 @@ impl MySqlHarness {
         self
     }
 
+    /// The same with waiters for leases that look so seldom that only a wake-up is in time.
+    pub(crate) fn with_max_poll(mut self, poll: Duration) -> Self {
+        self.max_poll = Some(poll);
+        self
+    }
+
     pub(crate) fn join(address: &str) -> Result<Arc<dyn Harness>> {
+        Ok(Arc::new(Self::at(address)?))
+    }
+
+    pub(crate) fn at(address: &str) -> Result<Self> {
         let mut parts = address.split(' ');
         let mut part = || parts.next().unwrap_or_default();
         let (kind, user_locks, url, admin_url) = (part(), part(), part(), part());
-        Ok(Arc::new(Self {
+        Ok(Self {
             kind: kind.parse().map_err(failed)?,
             server: None,
             url: url.to_owned(),
             admin_url: admin_url.to_owned(),
             user_locks: user_locks == "true",
-        }))
+            max_poll: None,
+        })
     }
 
     pub(crate) fn kind(&self) -> Kind {
@@ -154,6 +167,10 @@ impl MySqlHarness {
             .namespace(namespace)
             .keepalive(Duration::from_millis(500))
             .answer(Duration::from_secs(2));
+        let builder = match self.max_poll {
+            Some(poll) => builder.max_poll(poll),
+            None => builder,
+        };
         if self.user_locks {
             builder
         } else {
@@ -281,9 +298,15 @@ impl Harness for MySqlHarness {
     }
 
     async fn delete_lease(&self, namespace: &str, key: &Key) -> Result<()> {
-        let delete = "DELETE FROM leasehold_lease WHERE scope = ? AND name = ?";
+        // By the ids, which are read without locks: a statement that deletes by these columns locks
+        // every row that it scans, waits for one that a transaction keeps, and keeps all the others
+        // meanwhile.
+        let find = "SELECT id FROM leasehold_lease WHERE scope = ? AND name = ?";
         let params = (namespace.as_bytes(), key.as_str().as_bytes());
-        self.conn().await?.exec_drop(delete, params).await.map_err(failed)
+        let mut conn = self.conn().await?;
+        let ids: Vec<(Vec<u8>,)> = conn.exec(find, params).await.map_err(failed)?;
+        let delete = "DELETE FROM leasehold_lease WHERE id = ?";
+        conn.exec_batch(delete, ids).await.map_err(failed)
     }
 
     async fn read(&self, claim: &mut Claim, name: &str) -> Result<Option<i64>> {
