@@ -10,6 +10,7 @@ use tokio::task::AbortHandle;
 
 use super::backoff::Backoff;
 use crate::backend::{LeaseDriver, Wake};
+use crate::steer::steered;
 
 /// Delivers [`Wake`]s to registered waiters, and changes of held leases to `on_change`.
 ///
@@ -45,7 +46,7 @@ impl WakeHub {
     pub(super) fn start<D: LeaseDriver>(self: &Arc<Self>, driver: &Arc<D>) {
         self.listener.get_or_init(|| {
             let listener = listen(Arc::downgrade(self), driver.clone());
-            tokio::spawn(listener).abort_handle()
+            tokio::spawn(steered(listener)).abort_handle()
         });
     }
 

@@ -25,6 +25,7 @@ use crate::error::{Error, ErrorKind, Result};
 use crate::inspect::Kind;
 use crate::lost::{LossReason, LossSignal};
 use crate::observe::TARGET;
+use crate::steer::steered;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Role {
@@ -143,13 +144,13 @@ fn start<D: SessionDriver>(
         pulse: Arc::new(Pulse::new()),
     };
     shared.workers.send_modify(|workers| *workers += 1);
-    tokio::spawn(async move {
+    tokio::spawn(steered(async move {
         match role {
             Role::Main => worker.run_main().await,
             Role::Further => worker.run_further().await,
             Role::Waiter => worker.run_waiter().await,
         }
-    });
+    }));
     sender
 }
 
