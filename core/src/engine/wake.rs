@@ -9,6 +9,7 @@ use tokio::sync::Notify;
 use tokio::task::AbortHandle;
 
 use super::backoff::Backoff;
+use super::contained;
 use crate::backend::{LeaseDriver, Wake};
 use crate::steer::steered;
 
@@ -84,7 +85,7 @@ async fn listen<D: LeaseDriver>(hub: Weak<WakeHub>, driver: Arc<D>) {
     let backend = driver.backend();
     let mut backoff = Backoff::new(Duration::from_millis(50), Duration::from_secs(2));
     loop {
-        let error = match driver.listen().await {
+        let error = match contained(driver.listen()).await {
             Ok(None) => return,
             Err(error) => error,
             Ok(Some(mut source)) => {
@@ -97,7 +98,7 @@ async fn listen<D: LeaseDriver>(hub: Weak<WakeHub>, driver: Arc<D>) {
                             None => return,
                         },
                     }
-                    news = source.next().await;
+                    news = contained(source.next()).await;
                     backoff = Backoff::new(Duration::from_millis(50), Duration::from_secs(2));
                 }
             }
