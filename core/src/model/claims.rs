@@ -151,7 +151,7 @@ impl Scene {
     }
 
     fn allowed(&self, error: &Error) {
-        if self.world.faults_used() == 0 {
+        if self.world.failures() == 0 {
             self.world.violated(format!("an error without a fault: {error}"));
         }
     }
@@ -230,7 +230,7 @@ impl Scene {
             }
         }
         let took = start.elapsed();
-        if self.world.faults_used() == 0 && !took.is_zero() {
+        if self.world.failures() == 0 && !took.is_zero() {
             self.world.violated(format!("somebody was woken too late: it took {took:?}"));
         }
     }

@@ -206,7 +206,7 @@ impl Scene {
     }
 
     fn allowed(&self, error: &Error) {
-        if self.server.world.faults_used() == 0 {
+        if self.server.world.failures() == 0 {
             self.server.world.violated(format!("an error without a fault: {error}"));
         }
     }
@@ -263,7 +263,7 @@ impl Scene {
         let (probe, start) = (self.open(9), Instant::now());
         let key = Key::new("a").expect("a valid key");
         loop {
-            let within = match self.server.world.faults_used() {
+            let within = match self.server.world.failures() {
                 0 => Duration::from_millis(1),
                 _ => IN_PROGRESS + Duration::from_secs(20),
             };

@@ -47,7 +47,7 @@ struct State {
     last_id: u64,
     stepping: Option<u64>,
     driver: Option<Waker>,
-    faults_used: u32,
+    failures: u32,
     violation: Option<String>,
     checks: Vec<Check>,
     at_end: Vec<Check>,
@@ -73,6 +73,8 @@ struct Request {
 
 struct Standing {
     name: Arc<str>,
+    /// It explains errors and delays.
+    is_failure: bool,
     run: Box<dyn FnOnce() + Send>,
 }
 
@@ -163,10 +165,7 @@ impl World {
 
     /// Something that may happen at any moment, as a fault, until it is taken back.
     pub(super) fn may_happen(&self, name: String, run: impl FnOnce() + Send + 'static) -> u64 {
-        let mut state = self.lock();
-        let id = state.next_id();
-        state.standing.insert(id, Standing { name: name.into(), run: Box::new(run) });
-        id
+        self.lock().stand(name, true, run)
     }
 
     pub(super) fn cannot_happen(&self, id: u64) {
@@ -174,8 +173,10 @@ impl World {
         drop(standing);
     }
 
-    pub(super) fn faults_used(&self) -> u32 {
-        self.lock().faults_used
+    /// How often something has failed. A call that was dropped is no failure: it explains neither
+    /// an error nor a delay of others.
+    pub(super) fn failures(&self) -> u32 {
+        self.lock().failures
     }
 
     /// Says that a property does not hold; the first one stays.
@@ -275,11 +276,15 @@ impl World {
     /// Lets a task have its turn, or gives what is to be done instead.
     fn begin(&self, option: &Possible) -> Option<Box<dyn FnOnce() + Send>> {
         let mut state = self.lock();
-        state.faults_used += option.faults;
         let (place, fate) = match option.what {
-            What::Standing(id) => return state.standing.remove(&id).map(|fault| fault.run),
+            What::Standing(id) => {
+                let fault = state.standing.remove(&id)?;
+                state.failures += u32::from(fault.is_failure);
+                return Some(fault.run);
+            }
             What::Ready(place, fate) => (place, fate),
         };
+        state.failures += option.faults;
         match state.take_ready(place)? {
             Item::Request(id) => {
                 let request = state.requests.remove(&id)?;
@@ -362,6 +367,18 @@ impl State {
             self.settled -= 1;
         }
         self.ready.remove(place)
+    }
+
+    fn stand(
+        &mut self,
+        name: String,
+        is_failure: bool,
+        run: impl FnOnce() + Send + 'static,
+    ) -> u64 {
+        let id = self.next_id();
+        let standing = Standing { name: name.into(), is_failure, run: Box::new(run) };
+        self.standing.insert(id, standing);
+        id
     }
 
     fn tell_driver(&mut self) {
@@ -504,7 +521,7 @@ impl<T: Send + 'static> Droppable<T> {
     ) -> Self {
         let slot: Slot<T> = Arc::new(Mutex::new((Some(Box::pin(work)), None)));
         let dropped = slot.clone();
-        let fault = world.may_happen(format!("{name} drops its call"), move || {
+        let fault = world.lock().stand(format!("{name} drops its call"), false, move || {
             let (work, waker) = std::mem::take(&mut *dropped.lock().expect("not poisoned"));
             drop(work);
             if let Some(waker) = waker {

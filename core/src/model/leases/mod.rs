@@ -74,7 +74,7 @@ impl Scene {
 
     /// An error is one that the faults explain.
     fn allowed(&self, error: &Error) {
-        if self.world.faults_used() == 0 {
+        if self.world.failures() == 0 {
             self.world.violated(format!("an error without a fault: {error}"));
         }
     }
@@ -153,7 +153,7 @@ impl Scene {
 
     fn in_time(&self, start: Instant, within: Duration) {
         let took = start.elapsed();
-        if self.world.faults_used() == 0 && took > within {
+        if self.world.failures() == 0 && took > within {
             self.world.violated(format!("somebody was woken too late: it took {took:?}"));
         }
     }

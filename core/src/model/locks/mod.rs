@@ -76,7 +76,7 @@ impl Scene {
 
     /// An error is one that the faults explain.
     fn allowed(&self, error: &Error) {
-        if self.world.faults_used() == 0 {
+        if self.world.failures() == 0 {
             self.world.violated(format!("an error without a fault: {error}"));
         }
     }
@@ -155,7 +155,7 @@ impl Scene {
             }
         }
         let took = start.elapsed();
-        if self.world.faults_used() == 0 && took > within {
+        if self.world.failures() == 0 && took > within {
             self.world.violated(format!("it took {took:?} until all could be had"));
         }
     }
@@ -169,7 +169,7 @@ async fn joined(start: Instant, scene: &Scene, clients: Vec<tokio::task::JoinHan
         drop(client.await); // a panic is a violation by itself
     }
     let took = start.elapsed();
-    if scene.world.faults_used() == 0 && took > AT_ONCE {
+    if scene.world.failures() == 0 && took > AT_ONCE {
         scene.world.violated(format!("somebody was woken too late: it took {took:?}"));
     }
 }
@@ -280,7 +280,7 @@ async fn finite(scene: Scene) {
             let start = Instant::now();
             let got = engine.lock(&a, LockOptions::default().wait(wait)).await;
             let took = start.elapsed();
-            if took > wait && scene.world.faults_used() == 0 {
+            if took > wait && scene.world.failures() == 0 {
                 scene.world.violated(format!("{who} waited for {took:?}"));
             }
             match got {
