@@ -2,8 +2,7 @@
 
 mod common;
 
-use std::sync::Arc;
-use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use async_trait::async_trait;
@@ -15,19 +14,18 @@ use leasehold_core::engine::SessionEngine;
 use leasehold_core::memory::{MemoryBackend, MemoryDriver, MemoryLink};
 use leasehold_core::{Error, Key, LockOptions, NamedLock, Result};
 
-/// Panics in the next exchange or wait for each one that is left.
+/// Panics in the next call of a sort.
 #[derive(Clone, Debug, Default)]
-struct Panics(Arc<AtomicU32>);
+struct Panics(Arc<Mutex<Option<&'static str>>>);
 
 impl Panics {
-    fn arm(&self) {
-        self.0.store(1, Ordering::SeqCst);
+    fn arm(&self, call: &'static str) {
+        *self.0.lock().expect("not poisoned") = Some(call);
     }
 
-    fn panic_if_armed(&self) {
-        if self.0.swap(0, Ordering::SeqCst) > 0 {
-            panic!("planted: attempt to subtract with overflow");
-        }
+    fn panic_if_armed(&self, call: &'static str) {
+        let armed = self.0.lock().expect("not poisoned").take_if(|armed| *armed == call);
+        assert!(armed.is_none(), "planted: attempt to subtract with overflow");
     }
 }
 
@@ -57,7 +55,7 @@ impl SessionDriver for Frail {
     }
 
     async fn open(&self) -> Result<FrailSession> {
-        self.panics.panic_if_armed();
+        self.panics.panic_if_armed("open");
         let session = SessionDriver::open(&self.driver).await?;
         Ok(FrailSession { session, panics: self.panics.clone() })
     }
@@ -76,18 +74,18 @@ impl Session for FrailSession {
     }
 
     async fn exchange(&mut self, batch: &Batch<Key>) -> Result<BatchAnswer> {
-        self.panics.panic_if_armed();
+        self.panics.panic_if_armed("exchange");
         self.session.exchange(batch).await
     }
 
     async fn wait(&mut self, key: &Key, wait: Duration) -> Result<Try> {
-        self.panics.panic_if_armed();
+        self.panics.panic_if_armed("wait");
         self.session.wait(key, wait).await
     }
 
     async fn closed(&mut self) -> Error {
         let error = self.session.closed().await;
-        self.panics.panic_if_armed();
+        self.panics.panic_if_armed("closed");
         error
     }
 
@@ -111,7 +109,7 @@ async fn a_panic_in_an_exchange_is_a_lost_session() {
     let (engine, panics, ..) = frail();
     let opts = LockOptions::default().wait(secs(10));
     let held = engine.lock(&key("a"), opts).await.unwrap().unwrap();
-    panics.arm();
+    panics.arm("exchange");
     held.token().await.unwrap_err();
     held.lost().wait().await;
     let again = engine.lock(&key("a"), opts).await.unwrap().expect("the handle goes on");
@@ -123,10 +121,10 @@ async fn a_panic_at_the_end_of_a_session_or_in_opening_the_next_is_survived() {
     let (engine, panics, link, _) = frail();
     let opts = LockOptions::default().wait(secs(10));
     let held = engine.lock(&key("a"), opts).await.unwrap().unwrap();
-    panics.arm();
+    panics.arm("closed");
     link.end_sessions();
     held.lost().wait().await;
-    panics.arm(); // in opening the next
+    panics.arm("open"); // in opening the next
     let again = engine.lock(&key("a"), opts).await.unwrap().expect("the handle goes on");
     again.release().await.unwrap();
 }
@@ -140,7 +138,7 @@ async fn a_panic_in_a_wait_is_survived() {
         locked.unwrap().expect("the wait goes on").release().await
     });
     tokio::time::sleep(secs(1)).await; // virtual: it waits on the store for slices of ten seconds
-    panics.arm();
+    panics.arm("wait");
     tokio::time::sleep(secs(12)).await;
     held.release().await.unwrap();
     waiter.await.unwrap().unwrap();
