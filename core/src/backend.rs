@@ -22,6 +22,7 @@ use crate::key::Key;
 use crate::lease::Lease;
 use crate::named::NamedLock;
 use crate::options::Deadline;
+use crate::steer::random_u128;
 use crate::token::FencingToken;
 
 /// All four traits on one store, and a look into it.
@@ -133,7 +134,7 @@ pub struct Owner(pub u128);
 impl Owner {
     /// A fresh one.
     pub fn fresh() -> Self {
-        Self(rand::random())
+        Self(random_u128())
     }
 }
 

@@ -18,6 +18,7 @@ use crate::key::{Key, Keys};
 use crate::lost::{LossReason, LossSignal, Lost};
 use crate::observe::{HoldEnd, Observed, Tracked};
 use crate::options::ClaimOptions;
+use crate::steer::steered;
 use crate::token::FencingToken;
 
 /// How long a commit may take before its outcome counts as unknown.
@@ -212,7 +213,7 @@ impl Claim {
             }
             Ok(())
         };
-        let task = self.runtime.spawn(commit.in_current_span());
+        let task = self.runtime.spawn(steered(commit.in_current_span()));
         let outcome = task.await.unwrap_or_else(|error| {
             let detail = "the runtime ended during the commit";
             Err(Error::new(ErrorKind::CommitUnknown, detail).with_source(error))
@@ -243,14 +244,14 @@ impl Claim {
         // Where the runtime has shut down, spawn drops the transaction here and now: it needs the
         // runtime's context for that.
         let _context = self.runtime.enter();
-        Some(self.runtime.spawn(async move {
+        Some(self.runtime.spawn(steered(async move {
             let outcome = tokio::time::timeout(COMMIT_LIMIT, tx.rollback()).await;
             drop(places);
             outcome.unwrap_or_else(|_| {
                 let detail = format!("no answer to the rollback within {COMMIT_LIMIT:?}");
                 Err(Error::new(ErrorKind::Unavailable, detail))
             })
-        }))
+        })))
     }
 
     fn open_tx(&mut self) -> &mut dyn ClaimTx {

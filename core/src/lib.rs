@@ -75,9 +75,12 @@ mod inspect;
 mod key;
 mod lease;
 mod lost;
+#[cfg(test)]
+mod model;
 mod named;
 mod options;
 mod registry;
+mod steer;
 mod token;
 
 pub use backend::{Backend, Capabilities, Housekeeping, Reach};

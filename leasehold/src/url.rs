@@ -46,7 +46,7 @@ impl StoreUrl {
             if !is_ours && !drivers.contains(&name) {
                 let known: Vec<_> = [COMMON, ours, drivers].concat();
                 let known = known.join(", ");
-                let scheme = &self.scheme;
+                let (scheme, name) = (&self.scheme, self.quoted(name));
                 return Err(invalid(&format!("{scheme}: has no option {name}; it has {known}")));
             }
             if is_ours && self.options[..at].iter().any(|(earlier, _, _)| earlier == name) {
@@ -54,6 +54,13 @@ impl StoreUrl {
             }
         }
         Ok(())
+    }
+
+    /// A part of the options as a message may show it: where an @ is among them, they may be the
+    /// rest of a password with a question mark.
+    fn quoted<'a>(&self, text: &'a str) -> &'a str {
+        let is_mistaken = self.options.iter().any(|(_, _, raw)| raw.contains('@'));
+        if is_mistaken { HIDDEN } else { text }
     }
 
     /// The URL for the driver: with its scheme and only its options.
@@ -75,7 +82,7 @@ impl StoreUrl {
     #[cfg(any(feature = "postgres", feature = "mysql", feature = "redis"))]
     pub(crate) fn value<T: std::str::FromStr>(&self, name: &str, what: &str) -> Result<Option<T>> {
         let Some(text) = self.text(name) else { return Ok(None) };
-        let refused = |_| invalid(&format!("{name}={text} is not {what}"));
+        let refused = |_| invalid(&format!("{name}={} is not {what}", self.quoted(text)));
         text.parse().map(Some).map_err(refused)
     }
 
@@ -83,7 +90,10 @@ impl StoreUrl {
     #[cfg(any(feature = "mysql", feature = "redis", feature = "sqlite"))]
     pub(crate) fn duration(&self, name: &str) -> Result<Option<std::time::Duration>> {
         let Some(text) = self.text(name) else { return Ok(None) };
-        let refused = |_| invalid(&format!("{name}={text} is not a time such as 500ms or 15s"));
+        let refused = |_| {
+            let text = self.quoted(text);
+            invalid(&format!("{name}={text} is not a time such as 500ms or 15s"))
+        };
         humantime::parse_duration(text).map(Some).map_err(refused)
     }
 
@@ -127,15 +137,16 @@ pub fn redacted(url: &str) -> String {
         let colon = text[..at].find(':')?;
         Some(format!("{}:{HIDDEN}{}", &text[..colon], &text[at..]))
     };
-    let shown = hidden(before);
-    // an @ among the options only: a password with a question mark, or an option with an @
-    if let (None, Some(query), Some(colon)) = (&shown, query, before.rfind(':'))
+    // an @ among the options: a password with a question mark, or an option with an @
+    if let (Some(query), Some(colon)) = (query, before.find(':'))
         && let Some(at) = query.rfind('@')
         && before[colon..].len() > 1
-        && !before.contains('@')
     {
-        return format!("{scheme}:{}:{HIDDEN}{}", &before[..colon], &query[at..]);
+        let named = query.split('&').any(|pair| speaks_of_a_password(pair));
+        let host = if named { "" } else { &query[at..] };
+        return format!("{scheme}:{}:{HIDDEN}{host}", &before[..colon]);
     }
+    let shown = hidden(before);
     let shown = shown.unwrap_or_else(|| before.to_owned());
     match query {
         Some(query) => format!("{scheme}:{shown}?{}", secretless(query)),
@@ -146,12 +157,16 @@ pub fn redacted(url: &str) -> String {
 /// The options with hidden values where their names speak of a password.
 fn secretless(query: &str) -> String {
     let pair = |pair: &str| match pair.split_once('=') {
-        Some((name, _)) if name.to_ascii_lowercase().contains("pass") => {
-            format!("{name}={HIDDEN}")
-        }
+        Some((name, _)) if speaks_of_a_password(pair) => format!("{name}={HIDDEN}"),
         _ => pair.to_owned(),
     };
     query.split('&').map(pair).collect::<Vec<_>>().join("&")
+}
+
+/// Also where it is written `p%61ssword`, which a driver reads all the same.
+fn speaks_of_a_password(pair: &str) -> bool {
+    let mut pairs = form_urlencoded::parse(pair.as_bytes());
+    pairs.any(|(name, _)| name.to_ascii_lowercase().contains("pass"))
 }
 
 #[cfg(test)]
@@ -164,6 +179,9 @@ mod tests {
             ("postgres://me:s3cret@db:5432/app", "postgres://me:***@db:5432/app"),
             ("postgres://me:s3/cr@et@db/app?sslmode=off", "postgres://me:***@db/app?sslmode=off"),
             ("postgres://me:s3?cret@db/app", "postgres://me:***@db/app"),
+            ("postgres://me:s3@?cret@db/app", "postgres://me:***@db/app"),
+            ("postgres://[::1]:1?password=s3@cret", "postgres://[:***"),
+            ("postgres://db?p%61ssword=s3cret", "postgres://db?p%61ssword=***"),
             ("redis://:s3cret@db/0", "redis://:***@db/0"),
             ("postgres://me@db/app", "postgres://me@db/app"),
             ("postgres://db:5432/app?app=x", "postgres://db:5432/app?app=x"),
@@ -195,6 +213,8 @@ mod tests {
         let error = error.to_string();
         assert!(error.contains("no option sslmode"), "{error}");
         assert!(error.contains("namespace, app, table"), "{error}");
+        let mistaken = StoreUrl::parse("pg://me:s3?cret@db").unwrap().check(&[], &[]).unwrap_err();
+        assert!(!mistaken.to_string().contains("cret"), "{mistaken}");
         let twice = StoreUrl::parse("a:?app=x&app=y").unwrap().check(&[], &[]).unwrap_err();
         assert!(twice.to_string().contains("twice"), "{twice}");
         assert!(StoreUrl::parse("no-scheme").is_err());

@@ -2,6 +2,8 @@
 
 use std::time::Duration;
 
+use crate::steer::random_part;
+
 /// Full-range jitter over a delay that doubles up to a cap (Brooker, *Exponential Backoff And
 /// Jitter*, 2015; the "equal jitter" form, so that a delay never comes near zero).
 #[derive(Clone, Copy, Debug)]
@@ -30,7 +32,7 @@ impl Backoff {
 
 /// Between half of `delay` and the whole of it.
 pub(super) fn jittered(delay: Duration) -> Duration {
-    delay.mul_f64(rand::random_range(0.5..=1.0))
+    delay.mul_f64(random_part())
 }
 
 #[cfg(test)]

@@ -17,6 +17,7 @@ use crate::inspect::Kind;
 use crate::key::Keys;
 use crate::observe::{Name, Observer};
 use crate::options::{ClaimOptions, Deadline};
+use crate::steer::steered;
 
 /// Makes a [`ClaimLock`] of a [`ClaimDriver`].
 ///
@@ -63,6 +64,7 @@ impl<D: ClaimDriver> ClaimEngine<D> {
         let (mut reply, answer) = oneshot::channel();
         let begin = async move {
             let begun = tokio::select! {
+                biased;
                 begun = limited(limit, driver.begin(&ids, deadline)) => begun,
                 () = reply.closed() => return, // the driver leaves nothing behind
             };
@@ -72,7 +74,7 @@ impl<D: ClaimDriver> ClaimEngine<D> {
             // a claim that nobody receives rolls back by its drop
             drop(reply.send(claim));
         };
-        tokio::spawn(begin.in_current_span());
+        tokio::spawn(steered(begin.in_current_span()));
         answer.await.unwrap_or_else(|_| Err(closed()))
     }
 }

@@ -20,6 +20,7 @@ use crate::key::Key;
 use crate::lost::LossSignal;
 use crate::observe::Observer;
 use crate::options::DedupeOptions;
+use crate::steer::steered;
 
 /// Makes a [`Dedupe`] of a [`DedupeDriver`].
 #[derive(Debug)]
@@ -52,8 +53,9 @@ impl<D: DedupeDriver> DedupeEngine<D> {
             });
         }
         let driver = self.driver.clone();
-        let answers =
-            tokio::spawn(admit(driver, items).in_current_span()).await.map_err(|_| closed())??;
+        let answers = tokio::spawn(steered(admit(driver, items).in_current_span()))
+            .await
+            .map_err(|_| closed())??;
         let mut answers: Vec<_> = answers.into_iter().map(Some).collect();
         let repeats = keys.iter().map(|key| (key, first[key]));
         // the first of equal keys takes the answer, the rest are asked for once more
@@ -70,7 +72,7 @@ impl<D: DedupeDriver> DedupeEngine<D> {
     /// A key that occurs a second time in one call.
     async fn again(&self, key: &Key, opts: DedupeOptions) -> Result<Admission> {
         let admit = admit(self.driver.clone(), vec![question(key, opts)]);
-        let task = tokio::spawn(admit.in_current_span());
+        let task = tokio::spawn(steered(admit.in_current_span()));
         task.await.map_err(|_| closed())??.pop().ok_or_else(closed)
     }
 }
@@ -174,7 +176,7 @@ impl<D: DedupeDriver> Hold<D> {
         let (driver, key, owner) = (self.driver.clone(), self.key.clone(), self.owner);
         let (retain, until) = (self.retain, Instant::now().checked_add(self.in_progress));
         let (tell, told) = oneshot::channel();
-        self.runtime.spawn(async move {
+        self.runtime.spawn(steered(async move {
             let limit = driver.answer_limit();
             let mut tell = Some(tell);
             let mut backoff = Backoff::new(Duration::from_millis(50), Duration::from_secs(2));
@@ -198,7 +200,7 @@ impl<D: DedupeDriver> Hold<D> {
                 }
                 tokio::time::sleep(backoff.next()).await;
             }
-        });
+        }));
         told
     }
 

@@ -6,6 +6,8 @@ use std::task::{Context, Poll};
 
 use tokio::runtime::Handle;
 
+use crate::steer::steered;
+
 /// Work that goes on in a task of its own if it is dropped after it was first polled.
 ///
 /// Most callers wait to the end; they are spared the task.
@@ -48,7 +50,7 @@ impl<T: Send + 'static> Drop for GoesOn<T> {
             && self.begun
             && !std::thread::panicking()
         {
-            self.runtime.spawn(work);
+            self.runtime.spawn(steered(work));
         }
     }
 }

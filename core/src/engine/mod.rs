@@ -25,8 +25,10 @@ pub use lease::LeaseEngine;
 pub use session::SessionEngine;
 
 use std::future::Future;
+use std::panic::AssertUnwindSafe;
 use std::time::Duration;
 
+use futures_util::FutureExt;
 use tokio::time::Instant;
 
 use self::backoff::Backoff;
@@ -34,7 +36,14 @@ use crate::error::{Error, ErrorKind, Result};
 
 /// Runs one call to the store, at most for `limit`.
 async fn limited<T>(limit: Duration, call: impl Future<Output = Result<T>>) -> Result<T> {
-    tokio::time::timeout(limit, call).await.unwrap_or_else(|_| Err(silent(limit)))
+    tokio::time::timeout(limit, contained(call)).await.unwrap_or_else(|_| Err(silent(limit)))
+}
+
+/// A call to the store whose panic is an error: a driver's decoder may stumble over what a broken
+/// server or proxy says, and the task that looks after the locks of a handle must outlive that.
+async fn contained<T>(call: impl Future<Output = Result<T>>) -> Result<T> {
+    let panicked = |_| Err(Error::new(ErrorKind::Unavailable, "the driver panicked"));
+    AssertUnwindSafe(call).catch_unwind().await.unwrap_or_else(panicked)
 }
 
 fn silent(limit: Duration) -> Error {
@@ -56,7 +65,7 @@ where
     let mut failed = None;
     let answer = tokio::time::timeout(limit, async {
         loop {
-            match ask().await {
+            match contained(ask()).await {
                 Err(error)
                     if error.is_retryable()
                         && backoff.tries() < REPEATS

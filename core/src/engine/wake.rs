@@ -9,7 +9,9 @@ use tokio::sync::Notify;
 use tokio::task::AbortHandle;
 
 use super::backoff::Backoff;
+use super::contained;
 use crate::backend::{LeaseDriver, Wake};
+use crate::steer::steered;
 
 /// Delivers [`Wake`]s to registered waiters, and changes of held leases to `on_change`.
 ///
@@ -45,7 +47,7 @@ impl WakeHub {
     pub(super) fn start<D: LeaseDriver>(self: &Arc<Self>, driver: &Arc<D>) {
         self.listener.get_or_init(|| {
             let listener = listen(Arc::downgrade(self), driver.clone());
-            tokio::spawn(listener).abort_handle()
+            tokio::spawn(steered(listener)).abort_handle()
         });
     }
 
@@ -83,7 +85,7 @@ async fn listen<D: LeaseDriver>(hub: Weak<WakeHub>, driver: Arc<D>) {
     let backend = driver.backend();
     let mut backoff = Backoff::new(Duration::from_millis(50), Duration::from_secs(2));
     loop {
-        let error = match driver.listen().await {
+        let error = match contained(driver.listen()).await {
             Ok(None) => return,
             Err(error) => error,
             Ok(Some(mut source)) => {
@@ -96,7 +98,7 @@ async fn listen<D: LeaseDriver>(hub: Weak<WakeHub>, driver: Arc<D>) {
                             None => return,
                         },
                     }
-                    news = source.next().await;
+                    news = contained(source.next()).await;
                     backoff = Backoff::new(Duration::from_millis(50), Duration::from_secs(2));
                 }
             }

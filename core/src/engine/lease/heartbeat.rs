@@ -16,6 +16,7 @@ use crate::error::Result;
 use crate::inspect::Kind;
 use crate::lost::LossReason;
 use crate::observe::{RenewalEnd, TARGET};
+use crate::steer::steered;
 
 /// The side of the heartbeat that the rest of the engine holds.
 ///
@@ -32,7 +33,7 @@ impl Heart {
     pub(super) fn start<D: LeaseDriver>(driver: Arc<D>) -> Self {
         let (beats, received) = mpsc::unbounded_channel();
         let table = Arc::new(Mutex::new(Table::default()));
-        tokio::spawn(heartbeat(driver, received, table.clone()));
+        tokio::spawn(steered(heartbeat(driver, received, table.clone())));
         Self { beats, table }
     }
 
@@ -318,7 +319,7 @@ async fn heartbeat<D: LeaseDriver>(
                     expire(&driver, &entry.record);
                 }
                 for records in due.renew.chunks(driver.limits().max_batch) {
-                    renewals.spawn(renew(driver.clone(), records.to_vec()));
+                    renewals.spawn(steered(renew(driver.clone(), records.to_vec())));
                 }
             }
         }
@@ -396,7 +397,7 @@ fn expire<D: LeaseDriver>(driver: &Arc<D>, record: &Arc<Record>) {
     drop(record.take_permit());
     let until = Instant::now() + record.ttl;
     let (driver, key) = (driver.clone(), record.key.clone());
-    tokio::spawn(free(driver, key, record.owner, until, Insist::UntilFreed, None));
+    tokio::spawn(steered(free(driver, key, record.owner, until, Insist::UntilFreed, None)));
 }
 
 async fn close<D: LeaseDriver>(driver: &Arc<D>, table: Table) -> Result<()> {
@@ -405,12 +406,12 @@ async fn close<D: LeaseDriver>(driver: &Arc<D>, table: Table) -> Result<()> {
         let record = entry.record;
         record.signal.lose(LossReason::Closed);
         let driver = driver.clone();
-        releases.spawn(async move {
+        releases.spawn(steered(async move {
             let answer = driver.limits().answer;
             let released = limited(answer, driver.release(&record.key, record.owner)).await;
             drop(record.take_permit());
             released.map(|_| ())
-        });
+        }));
     }
     let mut outcome = Ok(());
     while let Some(released) = releases.join_next().await {

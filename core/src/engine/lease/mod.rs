@@ -27,6 +27,7 @@ use crate::lost::{LossReason, LossSignal};
 use crate::named::{LockGuard, LockHold, lost_error};
 use crate::observe::{Name, Observer, RenewalEnd, TARGET};
 use crate::options::{Deadline, LeaseOptions};
+use crate::steer::steered;
 use crate::token::FencingToken;
 
 /// Makes a [`Lease`] of a [`LeaseDriver`].
@@ -100,7 +101,7 @@ impl<D: LeaseDriver> Drop for Orphan<D> {
         if let (false, Ok(runtime)) = (self.adopted, Handle::try_current()) {
             let until = Instant::now() + self.ttl;
             let (driver, key) = (self.driver.clone(), self.key.clone());
-            runtime.spawn(free(driver, key, self.owner, until, Insist::UntilFreed, None));
+            runtime.spawn(steered(free(driver, key, self.owner, until, Insist::UntilFreed, None)));
         }
     }
 }
@@ -243,6 +244,7 @@ impl<D: LeaseDriver> Inner<D> {
                 }
             };
             tokio::select! {
+                biased;
                 () = woken => {}
                 () = sleep => {}
                 () = inner.heart().closed() => return Err(closed()),
@@ -364,11 +366,11 @@ impl<D: LeaseDriver> Hold<D> {
     fn start_release(&mut self) {
         let (driver, record) = (self.stop_renewals(), self.record.clone());
         let until = Instant::now() + record.ttl;
-        self.runtime.spawn(async move {
+        self.runtime.spawn(steered(async move {
             let permit = record.take_permit();
             let (key, insist) = (record.key.clone(), Insist::UntilAnswered);
             free(driver, key, record.owner, until, insist, permit).await;
-        });
+        }));
     }
 
     fn error(&self, operation: &'static str, error: Error) -> Error {
@@ -385,7 +387,7 @@ impl<D: LeaseDriver> Hold<D> {
 impl<D: LeaseDriver> LeaseHold for Hold<D> {
     async fn renew(&self) -> Result<()> {
         let (driver, record) = (self.inner.driver.clone(), self.record.clone());
-        let task = tokio::spawn(async move {
+        let task = tokio::spawn(steered(async move {
             let Record { key, owner, ttl, .. } = &*record;
             let renewal = Renewal { key: key.clone(), owner: *owner, ttl: *ttl };
             let limit = (*ttl / 2).min(driver.limits().answer);
@@ -407,7 +409,7 @@ impl<D: LeaseDriver> LeaseHold for Hold<D> {
             }
             record.signal.renewed(RenewalEnd::Renewed);
             Ok(record.signal.extend(local_deadline(sent, *ttl)))
-        });
+        }));
         let renewed = task.await.unwrap_or_else(|_| Err(closed()));
         match renewed.map_err(|error| self.error("renew", error))? {
             true => Ok(()),
@@ -427,7 +429,7 @@ impl<D: LeaseDriver> LeaseHold for Hold<D> {
             drop(permit);
             if outcome.as_ref().is_err_and(Error::is_retryable) {
                 let (key, insist) = (key.clone(), Insist::UntilAnswered);
-                tokio::spawn(free(driver, key, *owner, until, insist, None));
+                tokio::spawn(steered(free(driver, key, *owner, until, insist, None)));
             }
             outcome
         };

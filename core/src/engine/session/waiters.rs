@@ -10,6 +10,7 @@ use super::super::backoff::Backoff;
 use super::super::gate::Permit;
 use super::{Command, Request, Shared, worker};
 use crate::backend::SessionDriver;
+use crate::steer::steered;
 
 /// The waiter sessions: how many there are, and which are idle.
 pub(super) struct Waiters<D: SessionDriver>(Mutex<State<D>>);
@@ -79,15 +80,16 @@ pub(super) fn later<D: SessionDriver>(permit: Permit<Request<D>>, mut request: R
     let mut backoff = Backoff::new(Duration::from_millis(10), Duration::from_millis(250));
     let pause = (0..=request.attempts.min(8)).map(|_| backoff.next()).last().unwrap_or_default();
     request.attempts += 1;
-    tokio::spawn(async move {
+    tokio::spawn(steered(async move {
         tokio::select! {
+            biased;
             () = tokio::time::sleep(pause.min(request.deadline.remaining())) => {}
             () = request.reply.closed() => {}
         }
         let main = request.main.clone();
         // a main worker that has ended drops both: the caller sees that
         drop(main.send(Command::Acquire(permit, request)));
-    });
+    }));
 }
 
 impl<D: SessionDriver> Debug for Waiters<D> {

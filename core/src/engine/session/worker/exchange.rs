@@ -3,6 +3,7 @@
 use tokio::sync::oneshot;
 use tokio::time::Instant;
 
+use super::super::super::contained;
 use super::super::super::gate::Permit;
 use super::super::waiters::{dispatch, later};
 use super::super::{Command, Hold, Request};
@@ -176,7 +177,8 @@ impl<D: SessionDriver> Worker<D> {
     ) -> Option<End> {
         let limits = self.shared.limits;
         let sent = Instant::now();
-        let answer = tokio::time::timeout(limits.answer, session.exchange(&plan.batch)).await;
+        let answer =
+            tokio::time::timeout(limits.answer, contained(session.exchange(&plan.batch))).await;
         let answer = match answer {
             Ok(Ok(answer)) if plan.fits(&answer) => answer,
             Ok(outcome) => {

@@ -3,6 +3,7 @@
 use tokio::sync::mpsc;
 
 use super::super::super::gate::Permit;
+use super::super::super::limited;
 use super::super::{Command, Request};
 use super::{End, Role, Worker, start};
 use crate::backend::{Session, SessionDriver};
@@ -60,7 +61,7 @@ impl<D: SessionDriver> Worker<D> {
                 End::Lost(reason, error) => self.session_lost(session.id(), reason, &error),
                 End::Idle => {
                     let answer = self.shared.limits.answer;
-                    drop(tokio::time::timeout(answer, session.close()).await); // silence ends it as well
+                    drop(limited(answer, async { Ok(session.close().await) }).await); // silence ends it as well
                 }
                 End::Abandoned | End::Done => {
                     self.end(session).await;

@@ -17,7 +17,7 @@ use self::exchange::Plan;
 use self::further::Room;
 use super::super::backoff::Backoff;
 use super::super::gate::Permit;
-use super::super::limited;
+use super::super::{contained, limited};
 use super::waiters::later;
 use super::{Command, Ending, Pulse, Request, Shared};
 use crate::backend::{Session, SessionDriver, SessionId};
@@ -25,6 +25,7 @@ use crate::error::{Error, ErrorKind, Result};
 use crate::inspect::Kind;
 use crate::lost::{LossReason, LossSignal};
 use crate::observe::TARGET;
+use crate::steer::steered;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Role {
@@ -143,13 +144,13 @@ fn start<D: SessionDriver>(
         pulse: Arc::new(Pulse::new()),
     };
     shared.workers.send_modify(|workers| *workers += 1);
-    tokio::spawn(async move {
+    tokio::spawn(steered(async move {
         match role {
             Role::Main => worker.run_main().await,
             Role::Further => worker.run_further().await,
             Role::Waiter => worker.run_waiter().await,
         }
-    });
+    }));
     sender
 }
 
@@ -221,7 +222,7 @@ impl<D: SessionDriver> Worker<D> {
         self.lose_all(LossReason::Closed);
         self.queued.clear();
         let answer = self.shared.limits.answer;
-        drop(tokio::time::timeout(answer, session.close()).await); // silence ends it as well
+        drop(limited(answer, async { Ok(session.close().await) }).await); // silence ends it as well
     }
 
     /// The next command; none when the worker has to end.
@@ -397,7 +398,7 @@ impl<D: SessionDriver> Worker<D> {
                             return end;
                         }
                     }
-                    error = session.closed() => {
+                    error = closed(session) => {
                         return End::Lost(LossReason::SessionEnded, error);
                     }
                     () = sleep_until(heard + limits.keepalive) => {
@@ -417,6 +418,12 @@ impl<D: SessionDriver> Worker<D> {
             }
         }
     }
+}
+
+/// Ends when the store has closed the session.
+async fn closed<S: Session>(session: &mut S) -> Error {
+    let closed = contained(async { Ok(session.closed().await) }).await;
+    closed.unwrap_or_else(|panic| panic)
 }
 
 /// Ends when it has come to `stage`.

@@ -121,6 +121,7 @@ async fn gone<D: SessionDriver>(request: &mut Option<Request<D>>) {
     if let Some(request) = request {
         let deadline = request.deadline;
         tokio::select! {
+            biased;
             () = request.reply.closed() => {}
             () = deadline.passed() => {}
         }

@@ -1,0 +1,283 @@
+//! The lease engine under all schedules up to a bound.
+
+mod server;
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio::task::JoinHandle;
+use tokio::time::{Instant, sleep, timeout};
+
+use self::server::{Driver, Mutant, Server};
+use super::beliefs::Beliefs;
+use super::droppable;
+use super::explorer::{Task, finds, holds};
+use super::world::World;
+use crate::engine::LeaseEngine;
+use crate::error::{Error, ErrorKind};
+use crate::key::Key;
+use crate::lease::{Lease, LeaseGuard};
+use crate::options::LeaseOptions;
+
+type Engine = Arc<LeaseEngine<Driver>>;
+
+const TTL: Duration = Duration::from_secs(10);
+/// Longer than the ttl, and not a time at which somebody looks by himself.
+const HOLD: Duration = Duration::from_millis(15_300);
+
+#[derive(Clone)]
+struct Scene {
+    world: World,
+    server: Server,
+    beliefs: Beliefs,
+}
+
+/// How a client ends its hold.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Ends {
+    Releases,
+    Drops,
+    /// Holds until it is told that the lease is lost, or so long.
+    After(Duration),
+    /// Does not renew, and thinks of the release only when it is late.
+    Forgets,
+}
+
+fn key(name: &str) -> Key {
+    Key::new(name).expect("a valid key")
+}
+
+impl Scene {
+    fn new(world: World, mutant: Mutant) -> Self {
+        let server = Server::new(&world, mutant);
+        let scene = Self { world, server, beliefs: Beliefs::default() };
+        let checked = scene.clone();
+        scene.world.check(move || checked.check());
+        let server = scene.server.clone();
+        scene.world.at_end(move || server.leftovers());
+        scene
+    }
+
+    /// Who believes in a lease has it on the store, always.
+    fn check(&self) -> Result<(), String> {
+        self.beliefs.check(
+            |_, _| true,
+            |belief| self.server.holder(&belief.key) == belief.token,
+            |_| false,
+            Duration::ZERO,
+        )
+    }
+
+    fn open(&self, handle: usize) -> Engine {
+        Arc::new(LeaseEngine::new(self.server.driver(handle)))
+    }
+
+    /// An error is one that the faults explain.
+    fn allowed(&self, error: &Error) {
+        if self.world.failures() == 0 {
+            self.world.violated(format!("an error without a fault: {error}"));
+        }
+    }
+
+    async fn take(&self, who: &str, engine: &Engine, opts: LeaseOptions) -> Option<LeaseGuard> {
+        let engine = engine.clone();
+        let call = async move { engine.lease(&key("a"), opts).await };
+        match droppable(&self.world, who, call).await? {
+            Ok(Some(guard)) => Some(guard),
+            Ok(None) => {
+                self.world.violated(format!("{who} waits for ever and was told that others hold"));
+                None
+            }
+            Err(error) => {
+                self.allowed(&error);
+                None
+            }
+        }
+    }
+
+    async fn client(self, who: &'static str, handle: usize, engine: Engine, ends: Ends) {
+        let mut opts = LeaseOptions::default().ttl(TTL).wait(Duration::MAX);
+        opts.auto_renew = ends != Ends::Forgets;
+        let Some(guard) = self.take(who, &engine, opts).await else { return };
+        let floor = self.beliefs.floor(guard.key());
+        let (token, lost) = (guard.token(), guard.lost());
+        let ticket = self.beliefs.add(who, handle, guard.key(), Some(token), lost.clone());
+        if let Err(fault) = self.beliefs.token(guard.key(), floor, token) {
+            self.world.violated(fault);
+        }
+        match ends {
+            Ends::Releases => {}
+            Ends::Drops => {
+                drop(ticket);
+                return drop(guard);
+            }
+            Ends::After(time) => drop(timeout(time, lost.wait()).await),
+            Ends::Forgets => {
+                lost.wait().await;
+                drop(ticket);
+                sleep(Duration::from_secs(2)).await;
+                return drop(guard);
+            }
+        }
+        drop(ticket);
+        if let Some(Err(error)) = droppable(&self.world, who, guard.release()).await {
+            self.allowed(&error);
+        }
+    }
+
+    fn start(
+        &self,
+        who: &'static str,
+        handle: usize,
+        engine: &Engine,
+        ends: Ends,
+    ) -> JoinHandle<()> {
+        self.world.spawn(who, self.clone().client(who, handle, engine.clone(), ends))
+    }
+
+    /// Afterwards everybody can have the lease, soon.
+    async fn all_is_free(&self) {
+        let (probe, start) = (self.open(9), Instant::now());
+        let opts = LeaseOptions::default().ttl(TTL).wait(TTL * 4);
+        match probe.lease(&key("a"), opts).await {
+            Ok(Some(guard)) => {
+                if let Err(error) = guard.release().await {
+                    self.allowed(&error);
+                }
+            }
+            Ok(None) => self.world.violated("it cannot be had afterwards".to_owned()),
+            Err(error) => self.allowed(&error),
+        }
+        self.in_time(start, Duration::ZERO);
+    }
+
+    fn in_time(&self, start: Instant, within: Duration) {
+        let took = start.elapsed();
+        if self.world.failures() == 0 && took > within {
+            self.world.violated(format!("somebody was woken too late: it took {took:?}"));
+        }
+    }
+
+    async fn joined(&self, clients: Vec<JoinHandle<()>>, within: Duration) {
+        let start = Instant::now();
+        for client in clients {
+            drop(client.await); // a panic is a violation by itself
+        }
+        self.in_time(start, within);
+        self.all_is_free().await;
+    }
+}
+
+/// Three callers of one process.
+async fn queue(scene: Scene) {
+    let engine = scene.open(0);
+    let clients = vec![
+        scene.start("first", 0, &engine, Ends::Releases),
+        scene.start("second", 0, &engine, Ends::Drops),
+        scene.start("third", 0, &engine, Ends::Releases),
+    ];
+    scene.joined(clients, Duration::ZERO).await;
+}
+
+/// Two processes.
+async fn processes(scene: Scene) {
+    let (one, two) = (scene.open(0), scene.open(1));
+    let clients =
+        vec![scene.start("one", 0, &one, Ends::Releases), scene.start("two", 1, &two, Ends::Drops)];
+    scene.joined(clients, Duration::ZERO).await;
+}
+
+/// A holder for longer than its ttl, and another process that waits.
+async fn renewals(scene: Scene) {
+    let (one, two) = (scene.open(0), scene.open(1));
+    let clients = vec![
+        scene.start("holder", 0, &one, Ends::After(HOLD)),
+        scene.start("other", 1, &two, Ends::Releases),
+    ];
+    scene.joined(clients, HOLD).await;
+}
+
+/// A holder that does not renew, and releases when others hold.
+async fn expiry(scene: Scene) {
+    let (one, two) = (scene.open(0), scene.open(1));
+    let clients = vec![
+        scene.start("holder", 0, &one, Ends::Forgets),
+        scene.start("next", 0, &one, Ends::Releases),
+        scene.start("other", 1, &two, Ends::After(Duration::from_secs(5))),
+    ];
+    scene.joined(clients, TTL * 2).await;
+}
+
+/// A handle that is closed while its callers hold and wait.
+async fn close(scene: Scene) {
+    let one = scene.open(0);
+    let caller = |who: &'static str| {
+        let (scene, engine) = (scene.clone(), one.clone());
+        scene.world.clone().spawn(who, async move {
+            let opts = LeaseOptions::default().ttl(TTL).wait(Duration::MAX);
+            if let Ok(Some(guard)) = engine.lease(&key("a"), opts).await {
+                let (token, lost) = (guard.token(), guard.lost());
+                let _ticket = scene.beliefs.add(who, 0, guard.key(), Some(token), lost.clone());
+                lost.wait().await; // held until the close tells
+            }
+        })
+    };
+    let clients = vec![caller("holder"), caller("waiter")];
+    if let Err(error) = one.close().await {
+        scene.allowed(&error);
+    }
+    let late = one.lease(&key("a"), LeaseOptions::try_once()).await;
+    if !late.is_err_and(|error| error.kind() == ErrorKind::Unavailable) {
+        scene.world.violated("a closed handle did not refuse".to_owned());
+    }
+    for client in clients {
+        drop(client.await);
+    }
+    sleep(Duration::from_millis(1)).await;
+    scene.all_is_free().await;
+}
+
+macro_rules! scenario {
+    ($name:ident) => {
+        scenario!($name, Mutant::None)
+    };
+    ($name:ident, $mutant:expr) => {
+        |world: World| -> Task { Box::pin($name(Scene::new(world, $mutant))) }
+    };
+}
+
+#[test]
+fn the_queue_of_a_process_is_right_under_every_schedule() {
+    holds("leases: queue", scenario!(queue), &[(2, 0), (1, 1)], 1000);
+}
+
+#[test]
+fn processes_are_right_under_every_schedule() {
+    holds("leases: processes", scenario!(processes), &[(2, 0), (1, 1)], 2500);
+}
+
+#[test]
+fn renewals_keep_a_lease_or_its_loss_is_told_under_every_schedule() {
+    holds("leases: renewals", scenario!(renewals), &[(1, 0), (0, 1)], 200);
+}
+
+#[test]
+fn a_lease_expires_for_its_holder_first_under_every_schedule() {
+    holds("leases: expiry", scenario!(expiry), &[(1, 0), (0, 1)], 250);
+}
+
+#[test]
+fn a_close_frees_all_under_every_schedule() {
+    holds("leases: close", scenario!(close), &[(2, 0), (1, 1)], 220);
+}
+
+#[test]
+fn planted_faults_are_found() {
+    finds("leases: a lease is given twice", scenario!(processes, Mutant::GrantsTwice));
+    finds("leases: a renewal of anything succeeds", scenario!(renewals, Mutant::RenewsAnything));
+    finds("leases: a release frees a stranger's", scenario!(expiry, Mutant::ReleasesAnybodys));
+    finds("leases: a release is left undone", scenario!(processes, Mutant::ForgetsReleases));
+    finds("leases: a release wakes nobody", scenario!(renewals, Mutant::WakesNobody));
+    finds("leases: tokens do not rise", scenario!(queue, Mutant::RepeatsTokens));
+    finds("leases: a lease is over too early", scenario!(renewals, Mutant::ExpiresEarly));
+}
