@@ -20,6 +20,12 @@ pub trait Contender: Debug + Send + Sync {
     /// As the report prints it, with the version: `distributed-lock 0.2.0`.
     fn name(&self) -> &str;
 
+    /// What a reader of the figures must know: how it waits, what it costs the server, what it
+    /// does not promise. One or two short sentences, or nothing.
+    fn notes(&self) -> &str {
+        ""
+    }
+
     /// A handle as one process of a service has it, with connections of its own.
     async fn open(&self) -> Outcome<Arc<dyn Locker>>;
 }
@@ -37,4 +43,21 @@ pub trait Locker: Send + Sync {
 pub trait Held: Send {
     /// Gives it back: others can have it when this returns.
     async fn release(self: Box<Self>) -> Outcome;
+}
+
+/// What kind of server a peer must speak with.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Store {
+    /// PostgreSQL.
+    Postgres,
+    /// MySQL or MariaDB.
+    MySql,
+    /// Redis or Valkey.
+    Redis,
+}
+
+/// The libraries that can lock names on the server at `url`.
+pub fn peers(store: Store, url: &str) -> Vec<Box<dyn Contender>> {
+    let _ = (store, url);
+    Vec::new()
 }
