@@ -6,6 +6,7 @@
 //! processes that take part have no [`Server`](leasehold_conformance::servers::Server)); those that
 //! are about something else are in `special`, as `special::ALL: &[Scenario]`.
 
+pub mod contenders;
 pub mod record;
 pub mod scene;
 pub mod turns;
