@@ -26,6 +26,11 @@ impl Entrant {
         Self { role, contender: Arc::new(contender) }
     }
 
+    /// A library that one could take instead.
+    pub fn from_peer(peer: Box<dyn Contender>) -> Self {
+        Self { role: Role::Peer, contender: Arc::from(peer) }
+    }
+
     /// Its name, with the version.
     pub fn name(&self) -> &str {
         self.contender.name()

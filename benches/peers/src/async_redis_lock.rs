@@ -31,11 +31,11 @@ impl fmt::Debug for AsyncRedisLock {
 
 #[async_trait]
 impl Contender for AsyncRedisLock {
-    fn name(&self) -> &str {
+    fn name(&self) -> &'static str {
         "async-redis-lock 0.4.0"
     }
 
-    fn notes(&self) -> &str {
+    fn notes(&self) -> &'static str {
         "asks again every 100 ms; a task and a request a lock for its renewal; loss is to be asked \
          for, no fencing token"
     }

@@ -46,11 +46,11 @@ impl fmt::Debug for DistributedLock {
 
 #[async_trait]
 impl Contender for DistributedLock {
-    fn name(&self) -> &str {
+    fn name(&self) -> &'static str {
         "distributed-lock 0.2.0"
     }
 
-    fn notes(&self) -> &str {
+    fn notes(&self) -> &'static str {
         match self.store {
             Store::Postgres => {
                 "a connection of its pool of 10 for each lock that is held or waited for, five \

@@ -30,11 +30,11 @@ pub type Outcome<T = ()> = Result<T, Box<dyn std::error::Error + Send + Sync>>;
 #[async_trait]
 pub trait Contender: Debug + Send + Sync {
     /// As the report prints it, with the version: `distributed-lock 0.2.0`.
-    fn name(&self) -> &str;
+    fn name(&self) -> &'static str;
 
     /// What a reader of the figures must know: how it waits, what it costs the server, what it
     /// does not promise. One or two short sentences, or nothing.
-    fn notes(&self) -> &str {
+    fn notes(&self) -> &'static str {
         ""
     }
 

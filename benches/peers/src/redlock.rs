@@ -4,8 +4,8 @@ use std::fmt;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use async_trait::async_trait;
 use ::redlock::{Lock, RedLock};
+use async_trait::async_trait;
 use tokio::task::spawn_blocking;
 
 use crate::{Contender, Held, Locker, Outcome, TTL};
@@ -34,11 +34,11 @@ impl fmt::Debug for Redlock {
 
 #[async_trait]
 impl Contender for Redlock {
-    fn name(&self) -> &str {
+    fn name(&self) -> &'static str {
         "redlock 2.0.0"
     }
 
-    fn notes(&self) -> &str {
+    fn notes(&self) -> &'static str {
         "blocks a thread, opens a connection for each command, asks again after 0 to 200 ms; no \
          renewal by itself, no notice of loss, no fencing token"
     }

@@ -4,8 +4,8 @@ use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
-use async_trait::async_trait;
 use ::rslock::{Lock, LockError, LockManager};
+use async_trait::async_trait;
 use tokio::time::timeout;
 
 use crate::{Contender, Held, Locker, Outcome, TTL};
@@ -33,11 +33,11 @@ impl fmt::Debug for RsLock {
 
 #[async_trait]
 impl Contender for RsLock {
-    fn name(&self) -> &str {
+    fn name(&self) -> &'static str {
         "rslock 0.10.0"
     }
 
-    fn notes(&self) -> &str {
+    fn notes(&self) -> &'static str {
         "asks again after 0 to 200 ms, with an unlock after each refusal; no renewal by itself, \
          no notice of loss, no fencing token"
     }

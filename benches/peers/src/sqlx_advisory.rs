@@ -34,11 +34,11 @@ impl fmt::Debug for SqlxAdvisory {
 
 #[async_trait]
 impl Contender for SqlxAdvisory {
-    fn name(&self) -> &str {
+    fn name(&self) -> &'static str {
         "sqlx PgAdvisoryLock 0.9.0"
     }
 
-    fn notes(&self) -> &str {
+    fn notes(&self) -> &'static str {
         "a connection of the pool of 10 for each lock that is held or waited for; no notice of \
          loss, no fencing token"
     }

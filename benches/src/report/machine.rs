@@ -23,7 +23,7 @@ pub struct Machine {
 impl Machine {
     /// This one; what the system does not tell is left empty.
     pub fn this() -> Self {
-        let read = |path| fs::read_to_string(path).unwrap_or_default();
+        let read = |path: &str| fs::read_to_string(path).unwrap_or_default();
         let cpu = field(&read("/proc/cpuinfo"), "model name").unwrap_or_default();
         let memory = field(&read("/proc/meminfo"), "MemTotal")
             .and_then(|text| text.split_whitespace().next()?.parse::<u64>().ok());
