@@ -9,4 +9,5 @@
 pub mod contenders;
 pub mod record;
 pub mod scene;
+pub mod special;
 pub mod turns;
