@@ -6,8 +6,17 @@
 //! processes that take part have no [`Server`](leasehold_conformance::servers::Server)); those that
 //! are about something else are in `special`, as `special::ALL: &[Scenario]`.
 
+pub mod cli;
+pub mod compare;
 pub mod contenders;
+pub mod load;
+pub mod players;
 pub mod record;
+pub mod report;
+pub mod run;
+pub mod scenarios;
 pub mod scene;
 pub mod special;
+pub mod stats;
 pub mod turns;
+pub mod verdict;

@@ -2,6 +2,7 @@
 
 use std::fmt::{self, Debug};
 use std::future::Future;
+use std::io::{IsTerminal, Write};
 use std::pin::Pin;
 use std::sync::Arc;
 
@@ -31,7 +32,7 @@ impl Entrant {
     }
 
     /// Its name, with the version.
-    pub fn name(&self) -> &str {
+    pub fn name(&self) -> &'static str {
         self.contender.name()
     }
 }
@@ -60,6 +61,25 @@ impl Scene {
     /// Which server it is.
     pub fn kind(&self) -> Kind {
         self.server.kind()
+    }
+
+    /// Tells how far a scenario has come: to a terminal in one line that changes, else not at all,
+    /// as logs have no use for it.
+    pub fn progress(&self, what: &str, round: usize, rounds: usize) {
+        let mut out = std::io::stderr();
+        if out.is_terminal() {
+            let what = format!("{}: {what}: round {round} of {rounds}", self.kind());
+            // nobody to tell is no failure
+            let _ = write!(out, "\r\x1b[K{what}");
+        }
+    }
+
+    /// Leaves the line to others.
+    pub fn progress_over(&self) {
+        let mut out = std::io::stderr();
+        if out.is_terminal() {
+            let _ = write!(out, "\r\x1b[K");
+        }
     }
 
     /// One of three numbers, by the effort.

@@ -11,6 +11,8 @@ use std::fs;
 use std::process::Command;
 use std::time::Duration;
 
+use leasehold_conformance::servers::Server;
+
 /// Turns that only warm up.
 const WARM_UP: usize = 3;
 
@@ -24,28 +26,34 @@ pub struct Cpu {
 }
 
 /// Reads the CPU times of this process and of a server.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 pub struct Meter {
-    /// The server's process, if it is on this machine.
-    pub server: Option<u32>,
+    server: Server,
 }
 
 impl Meter {
+    /// For this server; one that was given by its URL is nowhere to be seen.
+    pub fn of(server: &Server) -> Self {
+        Self { server: server.clone() }
+    }
+
     /// The times until now; zero where the system does not tell.
-    pub fn read(self) -> Cpu {
-        let server = self.server.map_or(0, |pid| on_cpu(&pid.to_string()));
+    pub fn read(&self) -> Cpu {
+        let server = self.server.pids().iter().map(|pid| on_cpu(&pid.to_string())).sum();
         Cpu { client: on_cpu("self"), server }
     }
 
-    /// The client on the first core, the server on the second; says whether that could be done.
-    pub fn pin(self) -> bool {
+    /// The client on the first core, the server on the second, with the processes that it has and
+    /// will have for its sessions; says whether that could be done.
+    pub fn pin(&self) -> bool {
+        let servers = self.server.pids();
         let own = pinned("0", std::process::id());
-        own && self.server.is_some_and(|pid| pinned("1", pid))
+        own && !servers.is_empty() && servers.into_iter().all(|pid| pinned("1", pid))
     }
 
     /// Both on any core.
-    pub fn unpin(self) {
-        for pid in self.server.into_iter().chain([std::process::id()]) {
+    pub fn unpin(&self) {
+        for pid in self.server.pids().into_iter().chain([std::process::id()]) {
             pinned("0-", pid);
         }
     }

@@ -37,7 +37,7 @@ pub(super) async fn play(scene: &Scene) -> Outcome<Vec<Record>> {
              with the fewest round trips: four, three on Redis.",
         );
     let mut sides = sides(scene).await?;
-    let meter = Meter { server: scene.server.pid() };
+    let meter = Meter::of(&scene.server);
     meter.pin();
     let runs = scene.pick(5, 60, 150);
     for round in 0..=scene.pick(1, 9, 31) {

@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-use leasehold_peers::{Held, Locker, Outcome};
+use leasehold_peers::Outcome;
 
 use super::add;
 use crate::contenders;

@@ -36,7 +36,7 @@ pub(super) async fn play(scene: &Scene) -> Outcome<Vec<Record>> {
          take over, a token or a holder.",
     );
     let mut sides = sides(scene).await?;
-    let meter = Meter { server: scene.server.pid() };
+    let meter = Meter::of(&scene.server);
     meter.pin();
     let runs = scene.pick(5, 100, 200);
     for round in 0..=scene.pick(1, 9, 31) {

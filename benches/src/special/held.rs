@@ -197,7 +197,7 @@ pub async fn hold(job: Holding) -> Outcome {
     writeln!(out, "{}", serde_json::to_string(&report)?)?;
     tokio::io::copy(&mut tokio::io::stdin(), &mut tokio::io::sink()).await?;
     for chunk in chunks(held) {
-        try_join_all(chunk.into_iter().map(|lock| lock.release())).await?;
+        try_join_all(chunk.into_iter().map(Held::release)).await?;
     }
     Ok(())
 }

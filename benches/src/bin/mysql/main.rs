@@ -55,7 +55,7 @@ struct Bench {
 impl Bench {
     fn new(kind: Kind, server: &Server, parts: Vec<String>) -> Outcome<Self> {
         let opts = OptsBuilder::from_opts(Opts::from_url(&server.url())?).prefer_socket(false);
-        Ok(Self { kind, opts: opts.into(), meter: Meter { server: server.pid() }, parts })
+        Ok(Self { kind, opts: opts.into(), meter: Meter::of(server), parts })
     }
 
     async fn run(&self) -> Outcome {

@@ -64,7 +64,7 @@ impl Bench {
         let url = server.url();
         let raw = Raw::connect(&url).await?;
         let store = Arc::new(RedisBackend::connect(&url).await?);
-        Ok(Self { url, meter: Meter { server: server.pid() }, parts, raw, store })
+        Ok(Self { url, meter: Meter::of(server), parts, raw, store })
     }
 
     async fn run(&self) -> Outcome {
