@@ -78,7 +78,11 @@ impl Cli {
     pub fn file(&self, saved: &std::path::Path) -> PathBuf {
         let is_file = saved.components().count() > 1
             || saved.extension().is_some_and(|extension| extension == "json");
-        if is_file { saved.to_owned() } else { self.out.join("saved").join(saved).with_extension("json") }
+        if is_file {
+            saved.to_owned()
+        } else {
+            self.out.join("saved").join(saved).with_extension("json")
+        }
     }
 }
 

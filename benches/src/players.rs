@@ -116,8 +116,12 @@ impl Players {
 
     fn names(&self) -> Vec<(Role, String)> {
         let out = self.out.iter().map(|(role, name, _)| (*role, name.clone()));
-        let mut names: Vec<_> =
-            self.playing.iter().map(|player| (player.role, player.name.clone())).chain(out).collect();
+        let mut names: Vec<_> = self
+            .playing
+            .iter()
+            .map(|player| (player.role, player.name.clone()))
+            .chain(out)
+            .collect();
         names.sort_by_key(|(role, _)| *role);
         names
     }

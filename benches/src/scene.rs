@@ -32,7 +32,7 @@ impl Entrant {
     }
 
     /// Its name, with the version.
-    pub fn name(&self) -> &str {
+    pub fn name(&self) -> &'static str {
         self.contender.name()
     }
 }

@@ -30,7 +30,8 @@ impl Spread {
 
     /// Of the ratios of the numbers of the same rounds; none if they have no round in common.
     pub fn of_ratios(above: &[f64], below: &[f64]) -> Option<Self> {
-        let ratios: Vec<f64> = above.iter().zip(below).map(|(above, below)| above / below).collect();
+        let ratios: Vec<f64> =
+            above.iter().zip(below).map(|(above, below)| above / below).collect();
         Self::of(&ratios)
     }
 

@@ -4,7 +4,7 @@ use std::process::ExitCode;
 
 use clap::Parser;
 use leasehold_benches::cli::Cli;
-use leasehold_benches::{run, scenarios};
+use leasehold_benches::{run, scenarios, special};
 
 #[tokio::main]
 async fn main() -> ExitCode {
@@ -14,6 +14,10 @@ async fn main() -> ExitCode {
         Some("client") => match words.get(2).map(|job| serde_json::from_str(job)) {
             Some(Ok(job)) => scenarios::client(job).await,
             _ => Err("a client needs a job".into()),
+        },
+        Some("hold") => match words.get(2).map(|job| serde_json::from_str(job)) {
+            Some(Ok(job)) => special::hold(job).await,
+            _ => Err("who holds needs a job".into()),
         },
         // on a worker, as a service's tasks are: the main thread is woken up anew for each answer
         _ => {

@@ -55,6 +55,22 @@ pub fn of(kind: Kind, url: &str) -> Outcome<Vec<Entrant>> {
     Ok(all)
 }
 
+/// leasehold's leases on a server where [`of`] has only its named locks, as all peers' locks are of a
+/// session there.
+pub fn lease_of(kind: Kind, url: &str) -> Option<Entrant> {
+    let opener = match kind {
+        Kind::Postgres15 | Kind::Postgres17 | Kind::Postgres18 => Opener::Postgres(url.to_owned()),
+        Kind::MySql | Kind::MariaDb | Kind::MariaDbNew => Opener::MySql(tcp(url)),
+        _ => return None,
+    };
+    Some(Entrant::new(Role::Leasehold, Leasehold::new(opener, Which::Lease)))
+}
+
+/// Whether it speaks SQL.
+pub fn is_sql(kind: Kind) -> bool {
+    !matches!(kind, Kind::Redis7 | Kind::Redis8 | Kind::Valkey)
+}
+
 /// leasehold on a file of SQLite, by several handles or processes.
 pub fn sqlite(file: &Path) -> Vec<Entrant> {
     ours(&Opener::Sqlite(file.to_owned()))
@@ -72,7 +88,7 @@ fn ours(opener: &Opener) -> Vec<Entrant> {
 }
 
 /// `url` with TCP for both sides: by default `mysql_async` looks for the server's socket.
-fn tcp(url: &str) -> String {
+pub(crate) fn tcp(url: &str) -> String {
     let joint = if url.contains('?') { '&' } else { '?' };
     format!("{url}{joint}prefer_socket=false")
 }

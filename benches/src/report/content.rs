@@ -58,7 +58,8 @@ pub(super) fn document(report: &Report, changes: Option<&[Line]>) -> Document {
 fn machine(document: &mut Document, report: &Report) {
     let Machine { cpu, cores, memory, kernel, compiler } = &report.machine;
     let list = |list: &[(String, String)]| {
-        let words: Vec<_> = list.iter().map(|(name, version)| format!("{name} {version}")).collect();
+        let words: Vec<_> =
+            list.iter().map(|(name, version)| format!("{name} {version}")).collect();
         words.join(", ")
     };
     document.paragraph(format!(
@@ -187,7 +188,8 @@ fn details(document: &mut Document, record: &Record) {
     let (floor, ours) = (best(record, Role::Floor), record.first(Role::Leasehold));
     for series in &record.series {
         let against = |above: Option<&Series>, below: Option<&Series>| {
-            let spread = above.zip(below).filter(|(above, below)| above.contender != below.contender);
+            let spread =
+                above.zip(below).filter(|(above, below)| above.contender != below.contender);
             spread
                 .and_then(|(above, below)| Spread::of_ratios(&above.rounds, &below.rounds))
                 .map_or_else(|| "–".into(), |spread| ratio(&spread))
@@ -299,9 +301,9 @@ pub fn number(value: f64) -> String {
         _ => 3,
     };
     let text = format!("{value:.digits$}");
-    let (whole, fraction) = text.split_once('.').map_or((text.as_str(), None), |(whole, fraction)| {
-        (whole, Some(fraction))
-    });
+    let (whole, fraction) = text
+        .split_once('.')
+        .map_or((text.as_str(), None), |(whole, fraction)| (whole, Some(fraction)));
     let (sign, whole) = whole.strip_prefix('-').map_or(("", whole), |whole| ("−", whole));
     let mut grouped = String::from(sign);
     for (at, digit) in whole.chars().enumerate() {
@@ -379,7 +381,11 @@ mod tests {
     #[test]
     fn all_forms_come_from_the_same_text() {
         let html = document(&report(), None).html();
-        assert!(html.contains("<svg") && html.contains("lock &amp; release") && html.contains("<b>not met</b>"));
+        assert!(
+            html.contains("<svg")
+                && html.contains("lock &amp; release")
+                && html.contains("<b>not met</b>")
+        );
         let json = serde_json::to_string(&report()).unwrap();
         assert_eq!(serde_json::from_str::<Report>(&json).unwrap(), report());
     }

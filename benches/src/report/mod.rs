@@ -58,7 +58,8 @@ impl Report {
     /// # Errors
     /// When the file is not there or is none.
     pub fn read(path: &Path) -> Outcome<Self> {
-        let text = fs::read_to_string(path).map_err(|error| format!("{}: {error}", path.display()))?;
+        let text =
+            fs::read_to_string(path).map_err(|error| format!("{}: {error}", path.display()))?;
         let report = serde_json::from_str(&text);
         Ok(report.map_err(|error| format!("{} is no saved run: {error}", path.display()))?)
     }

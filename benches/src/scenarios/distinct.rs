@@ -45,9 +45,7 @@ async fn with(scene: &Scene, tasks: usize) -> Outcome<Vec<Record>> {
     if tasks == 1 {
         meter.pin();
     }
-    players
-        .play(scene, rounds, &mut records, &|player| Box::pin(turn(player, tasks, time)))
-        .await;
+    players.play(scene, rounds, &mut records, &|player| Box::pin(turn(player, tasks, time))).await;
     meter.unpin();
     Ok(records)
 }

@@ -14,8 +14,9 @@ use crate::turns::Meter;
 pub(super) async fn play(scene: &Scene) -> Outcome<Vec<Record>> {
     const NAME: &str = "uncontended";
     let bound = if is_sql(scene.kind()) { 1.15 } else { 1.10 };
-    let record =
-        |title: &str| Record::new(NAME, format!("uncontended, {title}"), Unit::Micros, Better::Lower);
+    let record = |title: &str| {
+        Record::new(NAME, format!("uncontended, {title}"), Unit::Micros, Better::Lower)
+    };
     let mut records = vec![
         record("lock and release, p50")
             .target(Against::Floor, bound)
@@ -50,7 +51,8 @@ async fn turn(player: Player, runs: u32, meter: Meter) -> Outcome<Vec<f64>> {
         times.saturating_record(nanos(start.elapsed()));
     }
     let after = meter.read();
-    let each = |before: u64, after: u64| after.saturating_sub(before) as f64 / 1e3 / f64::from(runs);
+    let each =
+        |before: u64, after: u64| after.saturating_sub(before) as f64 / 1e3 / f64::from(runs);
     Ok(vec![
         micros(&times, 0.5),
         micros(&times, 0.99),

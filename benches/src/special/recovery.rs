@@ -1,0 +1,80 @@
+//! A server that was killed and is back.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use leasehold_peers::{Locker, Outcome};
+use tokio::task::{JoinSet, spawn_blocking};
+
+use crate::contenders;
+use crate::record::{Against, Better, Record, Role, Unit};
+use crate::scene::Scene;
+
+/// Who has no lock by then has given up.
+const LIMIT: Duration = Duration::from_secs(30);
+/// A failed call is made again after this time.
+const PAUSE: Duration = Duration::from_millis(2);
+
+pub(super) async fn play(scene: &Scene) -> Outcome<Vec<Record>> {
+    let mut record = Record::new("recovery", "recovery", Unit::Millis, Better::Lower)
+        .target(Against::Peers, 1.0)
+        .note(
+            "From a killed server's answering again to the first lock of a handle that had one \
+             before, asking all the time; all contenders at once. Zero: it had one before the \
+             server was seen to answer.",
+        );
+    if scene.server.pid().is_none() {
+        record.cannot(Role::Leasehold, super::OURS, "the server is not ours to kill");
+        return Ok(vec![record]);
+    }
+    for _ in 0..scene.pick(1, 3, 7) {
+        let entrants = contenders::of(scene.kind(), &scene.server.url())?;
+        let mut tasks = JoinSet::new();
+        for entrant in entrants {
+            let handle = entrant.contender.open().await?;
+            let name = format!("back-{:08x}", rand::random::<u32>());
+            handle.lock(&name, Duration::ZERO).await?.ok_or("it was free")?.release().await?;
+            tasks.spawn(async move {
+                let name = format!("{name}-again");
+                (entrant.role, entrant.name(), first_lock(&handle, &name).await)
+            });
+        }
+        let server = scene.server.clone();
+        spawn_blocking(move || server.restart()).await??;
+        let back = Instant::now();
+        while let Some(done) = tasks.join_next().await {
+            match done? {
+                (role, name, Some(at)) => {
+                    let took = at.saturating_duration_since(back).as_secs_f64() * 1e3;
+                    record.add(role, name, took);
+                }
+                (role, name, None) => {
+                    record.cannot(role, name, format!("no lock within {} s", LIMIT.as_secs()));
+                }
+            }
+        }
+    }
+    Ok(vec![record])
+}
+
+/// Asks until the server has gone, and on until it gives a lock again.
+async fn first_lock(handle: &Arc<dyn Locker>, name: &str) -> Option<Instant> {
+    let ends = Instant::now() + LIMIT;
+    let mut failed = false;
+    while Instant::now() < ends {
+        let asked = tokio::time::timeout(LIMIT, handle.lock(name, Duration::ZERO)).await;
+        match asked {
+            Ok(Ok(Some(lock))) => {
+                if failed {
+                    return Some(Instant::now());
+                }
+                failed |= lock.release().await.is_err();
+            }
+            Ok(Ok(None)) => {}
+            Ok(Err(_)) => failed = true,
+            Err(_) => return None,
+        }
+        tokio::time::sleep(PAUSE).await;
+    }
+    None
+}
