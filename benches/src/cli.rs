@@ -45,6 +45,10 @@ pub struct Cli {
     #[arg(long, value_name = "NAME|FILE", conflicts_with_all = ["stores", "scenarios", "effort", "save"])]
     pub render: Option<PathBuf>,
 
+    /// Puts the figures into a page, where that has marks for them
+    #[arg(long, value_name = "FILE")]
+    pub into: Vec<PathBuf>,
+
     /// The folder of the report
     #[arg(long, value_name = "FOLDER", default_value = "target/bench")]
     pub out: PathBuf,

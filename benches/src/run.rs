@@ -1,5 +1,6 @@
 //! A run: the stores, one after the other, and on each the scenarios.
 
+use std::fs;
 use std::time::{Instant, SystemTime};
 
 use leasehold_conformance::servers::{Kind, Server};
@@ -7,7 +8,7 @@ use leasehold_peers::Outcome;
 
 use crate::cli::Cli;
 use crate::compare::compare;
-use crate::report::{Machine, Note, Report, summary};
+use crate::report::{Machine, Note, Report, insert, summary};
 use crate::scene::{Effort, Scenario, Scene};
 use crate::{contenders, scenarios, special};
 
@@ -43,6 +44,11 @@ pub async fn run(cli: &Cli) -> Outcome<Report> {
     println!("{}", summary(&report, changes.as_deref()));
     for file in files {
         println!("written: {}", file.display());
+    }
+    for page in &cli.into {
+        let told = |error: &dyn std::fmt::Display| format!("{}: {error}", page.display());
+        let text = fs::read_to_string(page).map_err(|error| told(&error))?;
+        fs::write(page, insert(&text, &report).map_err(|error| told(&error))?)?;
     }
     if let Some(name) = &cli.save {
         let file = cli.file(name);

@@ -55,7 +55,7 @@ pub(super) fn document(report: &Report, changes: Option<&[Line]>) -> Document {
     document
 }
 
-fn machine(document: &mut Document, report: &Report) {
+pub(super) fn machine(document: &mut Document, report: &Report) {
     let Machine { cpu, cores, memory, kernel, compiler } = &report.machine;
     let list = |list: &[(String, String)]| {
         let words: Vec<_> =
@@ -71,7 +71,7 @@ fn machine(document: &mut Document, report: &Report) {
     ));
 }
 
-fn promised(document: &mut Document, report: &Report) {
+pub(super) fn promised(document: &mut Document, report: &Report) {
     let mut all: Vec<(&Record, Verdict)> = report
         .records
         .iter()
@@ -122,7 +122,7 @@ fn promised(document: &mut Document, report: &Report) {
 }
 
 /// A row a measure: the floor, leasehold, the best peer.
-fn overview(records: &[&Record]) -> Table {
+pub(super) fn overview(records: &[&Record]) -> Table {
     let mut table = Table::new(&[
         "measure",
         "raw driver",
@@ -162,7 +162,7 @@ fn overview(records: &[&Record]) -> Table {
     table
 }
 
-fn best(record: &Record, role: Role) -> Option<&Series> {
+pub(super) fn best(record: &Record, role: Role) -> Option<&Series> {
     let of = record.series.iter().filter(|series| series.role == role);
     let medians = of.filter_map(|series| Some((Spread::of(&series.rounds)?.median, series)));
     let by_median = |a: &(f64, _), b: &(f64, _)| a.0.total_cmp(&b.0);
@@ -277,7 +277,7 @@ fn ratio(spread: &Spread) -> String {
     format!("{} [{} … {}]", number(*median), number(*low), number(*high))
 }
 
-fn with_unit(value: f64, unit: Unit) -> String {
+pub(super) fn with_unit(value: f64, unit: Unit) -> String {
     match unit.symbol() {
         "" => number(value),
         symbol @ "/s" => format!("{}{symbol}", number(value)),

@@ -2,6 +2,7 @@
 
 mod content;
 mod document;
+mod excerpt;
 mod machine;
 mod plot;
 
@@ -15,6 +16,7 @@ use crate::compare::Line;
 use crate::record::Record;
 
 pub use content::{number, summary};
+pub use excerpt::insert;
 pub use machine::Machine;
 pub(crate) use machine::crates;
 
