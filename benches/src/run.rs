@@ -111,11 +111,18 @@ fn server(kind: Kind) -> Outcome<Server> {
     }
     let limit = format!("max_connections={CONNECTIONS}");
     let dashed = format!("--max-connections={CONNECTIONS}");
+    // tests' servers forgo durability, which those of a service have
     Ok(match kind {
         Kind::Postgres15 | Kind::Postgres17 | Kind::Postgres18 => {
-            Server::start_with(kind, &["-c", &limit])?
+            let mut arguments = vec!["-c", limit.as_str()];
+            for setting in ["fsync=on", "synchronous_commit=on", "full_page_writes=on"] {
+                arguments.extend(["-c", setting]);
+            }
+            Server::start_with(kind, &arguments)?
         }
-        Kind::MySql | Kind::MariaDb | Kind::MariaDbNew => Server::start_with(kind, &[&dashed])?,
+        Kind::MySql | Kind::MariaDb | Kind::MariaDbNew => {
+            Server::start_with(kind, &[&dashed, "--innodb-flush-log-at-trx-commit=1"])?
+        }
         _ => Server::start(kind)?,
     })
 }
