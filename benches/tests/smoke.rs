@@ -6,7 +6,7 @@ use std::process::{Command, Output};
 use leasehold_benches::contenders;
 use leasehold_benches::record::Role;
 use leasehold_benches::report::Report;
-use leasehold_benches::scenarios;
+use leasehold_benches::{scenarios, special};
 use leasehold_conformance::servers::Kind;
 
 fn bench(arguments: &[&str], out: &Path) -> Output {
@@ -68,4 +68,33 @@ fn the_report_has_every_contender_of_every_scenario() {
     let output = bench(&["--render", "first", "--compare", "first"], out);
     let text = String::from_utf8_lossy(&output.stdout);
     assert!(text.contains(" 0 better, 0 worse, 0 new, 0 gone"), "{text}");
+}
+
+/// On one store of each family, as the statements differ.
+#[test]
+fn what_is_special_to_a_store_has_numbers_of_leasehold() {
+    for store in ["postgres", "mariadb", "redis"] {
+        let folder = tempfile::tempdir().unwrap();
+        let scenarios = special::ALL.iter().flat_map(|scenario| ["-s", scenario.name]);
+        let arguments: Vec<&str> = [store, "--smoke"].into_iter().chain(scenarios).collect();
+        bench(&arguments, folder.path());
+        let report = Report::read(&folder.path().join("report.json")).unwrap();
+        assert_eq!(report.failures, [], "{store}");
+        for scenario in special::ALL {
+            let records = report.records.iter().filter(|record| record.scenario == scenario.name);
+            let records: Vec<_> = records.collect();
+            assert!(!records.is_empty(), "{store}: {} is missing", scenario.name);
+            for record in records {
+                let ours = record.series.iter().filter(|series| series.role == Role::Leasehold);
+                let ours: Vec<_> = ours.collect();
+                assert!(!ours.is_empty(), "{record}");
+                for series in ours {
+                    assert_eq!(series.cannot, None, "{record}: {}", series.contender);
+                    let numbers = &series.rounds;
+                    assert!(numbers.iter().all(|number| number.is_finite()), "{record}");
+                    assert!(!numbers.is_empty(), "{record}: {}", series.contender);
+                }
+            }
+        }
+    }
 }
