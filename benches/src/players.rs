@@ -39,6 +39,8 @@ pub struct Players {
     playing: Vec<Player>,
     /// Who can't, and why.
     out: Vec<(Role, String, String)>,
+    /// Rounds that do not count.
+    warm_up: usize,
 }
 
 /// A turn of one player, which gives a number for each record.
@@ -47,7 +49,7 @@ pub type Turn = Pin<Box<dyn Future<Output = Outcome<Vec<f64>>> + Send>>;
 impl Players {
     /// Opens the handles of all.
     pub async fn open(entrants: &[Entrant], handles: usize) -> Self {
-        let mut all = Self { playing: Vec::new(), out: Vec::new() };
+        let mut all = Self { playing: Vec::new(), out: Vec::new(), warm_up: 1 };
         for entrant in entrants {
             let (role, name) = (entrant.role, entrant.name().to_owned());
             match timeout(LIMIT, open(entrant, handles)).await {
@@ -57,6 +59,13 @@ impl Players {
             }
         }
         all
+    }
+
+    /// Whose rounds all count, as each begins anew.
+    #[must_use]
+    pub fn without_warm_up(mut self) -> Self {
+        self.warm_up = 0;
+        self
     }
 
     /// Has them take turns for so many rounds, one round to warm up before; who begins changes.
@@ -77,9 +86,10 @@ impl Players {
         for (role, name, why) in self.out.drain(..) {
             cannot(records, role, &name, &why);
         }
-        for round in 0..=rounds {
+        for round in 0..self.warm_up + rounds {
+            let counts = round >= self.warm_up;
             if let Some(record) = records.first() {
-                scene.progress(&record.title, round, rounds);
+                scene.progress(&record.title, round + 1 - self.warm_up, rounds);
             }
             let players = self.playing.len();
             let mut leaves = vec![false; players];
@@ -102,7 +112,7 @@ impl Players {
                 };
                 // a slow one does without warming up
                 leaves[at] = start.elapsed() > SLOW;
-                if round > 0 || leaves[at] {
+                if counts || leaves[at] {
                     for (record, number) in records.iter_mut().zip(numbers) {
                         record.add(role, &name, number);
                     }

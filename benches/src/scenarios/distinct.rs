@@ -38,7 +38,7 @@ async fn with(scene: &Scene, tasks: usize) -> Outcome<Vec<Record>> {
     let title = format!("{what}, lock and release, p99");
     let tail = Record::new(NAME, title, Unit::Micros, Better::Lower);
     let mut records = vec![rate, tail];
-    let time = Duration::from_millis(scene.pick(20, 120, 500));
+    let time = Duration::from_millis(scene.pick(20, 100, 500));
     let rounds = scene.pick(1, 5, 15);
     let players = Players::open(&entrants(scene)?, 1).await;
     let meter = Meter::of(&scene.server);

@@ -42,8 +42,11 @@ async fn with(scene: &Scene, waiters: usize) -> Outcome<Vec<Record>> {
         middle = middle.target(Against::Floor, if is_sql(scene.kind()) { 1.3 } else { 1.5 });
     }
     let mut records = vec![middle];
-    let turns = if waiters == 1 { scene.pick(2, 20, 60) } else { 1 };
-    let rounds = scene.pick(1, 5, 15);
+    let (turns, rounds) = if waiters == 1 {
+        (scene.pick(2, 10, 60), scene.pick(1, 5, 15))
+    } else {
+        (1, scene.pick(1, 3, 15))
+    };
     let all = All::default();
     let players = Players::open(&entrants(scene)?, 1 + waiters).await;
     let meter = Meter::of(&scene.server);

@@ -18,7 +18,7 @@ use super::admin::Admin;
 use super::usage;
 use crate::contenders;
 use crate::record::{Against, Better, Record, Role, Unit};
-use crate::scene::{Entrant, Scene};
+use crate::scene::{Effort, Entrant, Scene};
 
 /// So many are asked for at once: what is under way counts as little as can be.
 const BATCH: usize = 100;
@@ -87,8 +87,11 @@ pub(super) async fn play(scene: &Scene) -> Outcome<Vec<Record>> {
         let (role, name) = (entrant.role, entrant.name());
         match watch(scene, &job).await {
             Ok(numbers) => {
-                for (record, number) in records.iter_mut().zip(numbers) {
-                    record.add(role, name, number);
+                for (at, record) in records.iter_mut().enumerate() {
+                    match numbers.get(at) {
+                        Some(&number) => record.add(role, name, number),
+                        None => record.cannot(role, name, "takes too long for a quick run"),
+                    }
                 }
             }
             Err(error) => {
@@ -110,8 +113,9 @@ fn holders(kind: Kind, url: &str) -> Outcome<Vec<Entrant>> {
     Ok(all)
 }
 
-/// Has a process hold them and looks at it.
-async fn watch(scene: &Scene, job: &Holding) -> Outcome<[f64; 7]> {
+/// Has a process hold them and looks at it: the numbers of all records, or of those only that need
+/// no watching for a time.
+async fn watch(scene: &Scene, job: &Holding) -> Outcome<Vec<f64>> {
     let mut admin = Admin::connect(&scene.server).await?;
     let connections = settled(&mut admin).await?;
     let memory = admin.memory(&scene.server).await?;
@@ -126,6 +130,12 @@ async fn watch(scene: &Scene, job: &Holding) -> Outcome<[f64; 7]> {
     let each = |all: f64| all / report.locks as f64;
     let grown = admin.memory(&scene.server).await? - memory;
     let connections = admin.connections().await? - connections;
+    let mut numbers =
+        vec![each(report.memory), connections, each(grown), each(report.taken)];
+    if scene.effort == Effort::Quick {
+        holder.end().await?;
+        return Ok(numbers);
+    }
     let (server, client) = (scene.server.pids(), [holder.process.id().ok_or("it has ended")?]);
     // Postgres tells of statements a second after them
     tokio::time::sleep(scene.pick(Duration::ZERO, TICK / 5, TICK / 5)).await;
@@ -135,15 +145,12 @@ async fn watch(scene: &Scene, job: &Holding) -> Outcome<[f64; 7]> {
     let after = (admin.statements().await?, usage::on_cpu(&server), usage::on_cpu(&client));
     holder.end().await?;
     let ticks = time.as_secs_f64() / TICK.as_secs_f64();
-    Ok([
-        each(report.memory),
-        connections,
-        each(grown),
-        each(report.taken),
+    numbers.extend([
         (after.0 - before.0) / ticks,
         (after.1 - before.1) / ticks,
         (after.2 - before.2) / ticks,
-    ])
+    ]);
+    Ok(numbers)
 }
 
 /// How many connections there are when those of the process before are gone.
