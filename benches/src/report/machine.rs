@@ -55,7 +55,7 @@ pub(crate) fn crates() -> Vec<(String, String)> {
         "tokio",
         "hdrhistogram",
     ];
-    versions(include_str!("../../../Cargo.lock"), &SHOWN)
+    versions(include_str!("../../Cargo.lock"), &SHOWN)
 }
 
 /// The last part of a line such as `name<tabs>: text`.

@@ -117,12 +117,15 @@ fn holders(kind: Kind, url: &str) -> Outcome<Vec<Entrant>> {
 /// no watching for a time.
 async fn watch(scene: &Scene, job: &Holding) -> Outcome<Vec<f64>> {
     let mut admin = Admin::connect(&scene.server).await?;
-    let connections = admin.connections().await?;
+    let connections = settled(&mut admin).await?;
     let memory = admin.memory(&scene.server).await?;
     let mut holder = Holder::start(job)?;
     let report: Report = serde_json::from_str(&holder.line().await?)?;
     if report.locks < job.locks {
-        return Err(format!("it holds {} and no more", report.locks).into());
+        holder.end().await?;
+        let seconds = LIMIT.as_secs();
+        let why = format!("after {} it takes no {BATCH} more within {seconds} s", report.locks);
+        return Err(why.into());
     }
     let each = |all: f64| all / report.locks as f64;
     let grown = admin.memory(&scene.server).await? - memory;
@@ -148,6 +151,20 @@ async fn watch(scene: &Scene, job: &Holding) -> Outcome<Vec<f64>> {
         (after.2 - before.2) / ticks,
     ]);
     Ok(numbers)
+}
+
+/// How many connections there are when those of the process before are gone.
+async fn settled(admin: &mut Admin) -> Outcome<f64> {
+    let ends = Instant::now() + LIMIT;
+    let mut before = admin.connections().await?;
+    loop {
+        tokio::time::sleep(Duration::from_millis(100)).await;
+        let now = admin.connections().await?;
+        if (now - before).abs() < 0.5 || Instant::now() > ends {
+            return Ok(now);
+        }
+        before = now;
+    }
 }
 
 /// The process: this program again.

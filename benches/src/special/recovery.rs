@@ -27,8 +27,10 @@ pub(super) async fn play(scene: &Scene) -> Outcome<Vec<Record>> {
         record.cannot(Role::Leasehold, super::OURS, "the server is not ours to kill");
         return Ok(vec![record]);
     }
+    let mut out: Vec<&str> = Vec::new();
     for _ in 0..scene.pick(1, 3, 7) {
-        let entrants = contenders::of(scene.kind(), &scene.server.url())?;
+        let mut entrants = contenders::of(scene.kind(), &scene.server.url())?;
+        entrants.retain(|entrant| !out.contains(&entrant.name()));
         let mut tasks = JoinSet::new();
         for entrant in entrants {
             let handle = entrant.contender.open().await?;
@@ -49,6 +51,7 @@ pub(super) async fn play(scene: &Scene) -> Outcome<Vec<Record>> {
                     record.add(role, name, took);
                 }
                 (role, name, None) => {
+                    out.push(name);
                     record.cannot(role, name, format!("no lock within {} s", LIMIT.as_secs()));
                 }
             }
