@@ -59,7 +59,12 @@ pub enum Wanted {
 ///
 /// # Errors
 /// What the lock says; that a lock with a name of its own is not free; that two hold one name.
-pub async fn crowd(handle: &Arc<dyn Locker>, names: Vec<String>, wanted: Wanted, time: Duration) -> Outcome<Done> {
+pub async fn crowd(
+    handle: &Arc<dyn Locker>,
+    names: Vec<String>,
+    wanted: Wanted,
+    time: Duration,
+) -> Outcome<Done> {
     let end = Instant::now() + time;
     let held: Vec<Arc<AtomicBool>> = share(&names);
     let alone = wanted == Wanted::Alone;

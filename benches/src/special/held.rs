@@ -130,8 +130,7 @@ async fn watch(scene: &Scene, job: &Holding) -> Outcome<Vec<f64>> {
     let each = |all: f64| all / report.locks as f64;
     let grown = admin.memory(&scene.server).await? - memory;
     let connections = admin.connections().await? - connections;
-    let mut numbers =
-        vec![each(report.memory), connections, each(grown), each(report.taken)];
+    let mut numbers = vec![each(report.memory), connections, each(grown), each(report.taken)];
     if scene.effort == Effort::Quick {
         holder.end().await?;
         return Ok(numbers);
