@@ -1,8 +1,10 @@
 //! How a handle is made.
 
+use std::panic::AssertUnwindSafe;
 use std::sync::Arc;
 use std::time::Duration;
 
+use futures_util::FutureExt;
 use leasehold_core::backend::{LeaseLimits, SessionLimits};
 use leasehold_core::engine::{ClaimEngine, DedupeEngine, LeaseEngine, SessionEngine};
 use leasehold_core::{Error, ErrorKind, Holder, Result};
@@ -19,6 +21,9 @@ use crate::probe;
 use crate::schema;
 use crate::session::Sessions;
 use crate::store::{Store, Tables, own_pool};
+
+/// Opening a handle takes at most so long: longer than the probe of the locks, which waits.
+const OPENED: Duration = Duration::from_secs(20);
 
 /// Makes a [`MySqlBackend`].
 ///
@@ -187,7 +192,7 @@ impl MySqlBuilder {
             Error::new(ErrorKind::InvalidOptions, detail).at(BACKEND, "connect")
         })?;
         let pool = Pool::new(opts.clone());
-        let built = self.build(opts, pool, true).await;
+        let built = answered(self.build(opts, pool, true)).await;
         built.map_err(|error| error.at(BACKEND, "connect"))
     }
 
@@ -204,10 +209,11 @@ impl MySqlBuilder {
     /// # Cancel safety
     /// Safe.
     pub async fn from_pool(self, pool: Pool) -> Result<MySqlBackend> {
-        let conn = pool.get_conn().await;
-        let opts = conn.map_err(|error| mapped(error).at(BACKEND, "connect"))?.opts().clone();
-        let built = self.build(opts, pool, false).await;
-        built.map_err(|error| error.at(BACKEND, "connect"))
+        let built = answered(async {
+            let opts = pool.get_conn().await.map_err(mapped)?.opts().clone();
+            self.build(opts, pool, false).await
+        });
+        built.await.map_err(|error| error.at(BACKEND, "connect"))
     }
 
     async fn build(mut self, opts: Opts, pool: Pool, pool_is_ours: bool) -> Result<MySqlBackend> {
@@ -259,4 +265,17 @@ impl MySqlBuilder {
             closed: false.into(),
         })
     }
+}
+
+/// Opens a handle, unless the server accepts connections and says nothing, or nonsense: rows of
+/// another shape than was asked for make `mysql_common` panic.
+async fn answered<T>(opening: impl Future<Output = Result<T>>) -> Result<T> {
+    let silent = |_| {
+        let detail = format!("no answer within {OPENED:?}");
+        Err(Error::new(ErrorKind::Unavailable, detail))
+    };
+    let nonsense = |_| Err(Error::new(ErrorKind::Unavailable, "the server answers nonsense"));
+    let opening = AssertUnwindSafe(opening).catch_unwind();
+    let opened = tokio::time::timeout(OPENED, opening).await;
+    opened.map_or_else(silent, |opened| opened.unwrap_or_else(nonsense))
 }

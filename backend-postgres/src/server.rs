@@ -1,5 +1,7 @@
 //! What is found out about the server, and the way to it, once per handle.
 
+use std::time::Duration;
+
 use leasehold_core::{Error, ErrorKind, Result};
 use sqlx::postgres::{PgConnectOptions, PgConnection};
 use sqlx::{Connection, Row};
@@ -23,8 +25,19 @@ const LOOK: &str = "SELECT pg_is_in_recovery(), \
     current_setting('max_locks_per_transaction')::int8 * (current_setting('max_connections')::int8 \
     + current_setting('max_prepared_transactions')::int8)";
 
+/// A server that accepts a connection and says nothing, or nonsense, is given up after so long.
+const LOOKED: Duration = Duration::from_secs(10);
+
 impl Server {
     pub(crate) async fn look(options: &PgConnectOptions) -> Result<Self> {
+        let silent = |_| {
+            let detail = format!("no answer within {LOOKED:?}");
+            Err(Error::new(ErrorKind::Unavailable, detail))
+        };
+        tokio::time::timeout(LOOKED, Self::ask(options)).await.unwrap_or_else(silent)
+    }
+
+    async fn ask(options: &PgConnectOptions) -> Result<Self> {
         let mut one = connect(options).await?;
         let mut two = connect(options).await?;
         let pooled = shares_sessions(&mut one, &mut two).await.map_err(store_error)?;

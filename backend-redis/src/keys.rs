@@ -364,3 +364,49 @@ mod tests {
         assert!(millis(Duration::MAX).as_i64().unwrap() > 0);
     }
 }
+
+#[cfg(test)]
+mod any_key {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn keys() -> impl Strategy<Value = (String, String)> {
+        let text = || {
+            prop_oneof![
+                "\\PC{1,40}",
+                "[a-zA-Z:{}%#' ]{1,80}",
+                prop::collection::vec(any::<char>(), 1..300).prop_map(String::from_iter)
+            ]
+        };
+        // as alike as can be, or not at all
+        let alike = (text(), text()).prop_map(|(a, b)| (format!("{a}{b}"), format!("{a} {b}")));
+        let cased = text().prop_map(|a| (a.to_lowercase(), a.to_uppercase()));
+        prop_oneof![(text(), text()), alike, cased]
+    }
+
+    proptest! {
+        #[test]
+        fn different_keys_lie_at_different_places((one, two) in keys(), namespace in "\\PC{1,20}", clustered: bool) {
+            let (Ok(a), Ok(b)) = (Key::new(&one), Key::new(&two)) else {
+                let good = |name: &str| !name.is_empty() && name.len() <= Key::MAX_BYTES && !name.contains('\0');
+                prop_assert!(!(good(&one) && good(&two)), "a good key was refused");
+                return Ok(());
+            };
+            let keyspace = |namespace: &str| Keyspace::new(namespace, None, clustered).ok();
+            let (Some(map), Some(other)) = (keyspace(&namespace), keyspace(&format!("{namespace}x"))) else {
+                return Ok(()); // too long
+            };
+            for kind in [Kind::Lock, Kind::Claim, Kind::Lease, Kind::Dedupe] {
+                let (first, second) = (map.place(kind, &a), map.place(kind, &b));
+                prop_assert_eq!(first.name == second.name, one == two);
+                prop_assert_ne!(&first.name, &other.place(kind, &a).name);
+                // the first braces are ours, whatever a key has in it
+                let open = first.name.find('{').map(|at| &first.name[at + 1..]);
+                let tag = open.and_then(|rest| rest.split('}').next());
+                prop_assert_eq!(tag, Some(first.tag.as_str()));
+            }
+            prop_assert_ne!(map.place(Kind::Lock, &a).name, map.place(Kind::Lease, &a).name);
+        }
+    }
+}

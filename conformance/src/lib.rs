@@ -73,6 +73,7 @@ mod case;
 mod cases;
 mod ctx;
 mod fault;
+pub mod garbled;
 mod harness;
 mod history;
 mod holder;

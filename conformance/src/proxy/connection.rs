@@ -188,9 +188,13 @@ async fn give(mut to: WriteHalf<'_>, mut chunks: mpsc::Receiver<Chunk>, mut way:
             if chunk.is_empty() {
                 return End::Close;
             }
-            if way.direction == Direction::Requests {
-                way.shared.strike_who_asks(way.number);
-            }
+            let chunk = match way.direction {
+                Direction::Requests => {
+                    way.shared.strike_who_asks(way.number);
+                    chunk
+                }
+                Direction::Answers => way.shared.answers(way.number, chunk),
+            };
             let shut = way.conditions.borrow().shut[way.direction as usize];
             if !(is_shut || shut)
                 && let Err(end) = way.write(&mut to, &chunk).await

@@ -1,6 +1,7 @@
 //! [`Proxy`]: a small TCP proxy that makes the faults of a network on demand.
 
 mod connection;
+mod garble;
 #[cfg(test)]
 mod tests;
 mod weather;
@@ -15,6 +16,8 @@ use tokio::net::TcpListener;
 use tokio::sync::watch;
 
 use self::connection::{Conditions, forward};
+use self::garble::Garbling;
+pub use self::garble::{Garble, Garbled};
 pub use self::weather::{Direction, End, Strike, Trickle, Weather};
 use crate::history::monotonic;
 
@@ -65,6 +68,7 @@ struct State {
     opened: u64,
     strikes: u64,
     record: VecDeque<Record>,
+    garbling: Option<Garbling>,
 }
 
 /// Something that the proxy did, or that happened to it.
@@ -238,6 +242,17 @@ impl Proxy {
         self.strike(Strike::End(End::Close));
     }
 
+    /// Garbles one chunk of answers, after so many on all connections; `seed` decides what is left
+    /// to chance. A chunk is what arrives at once: most often the answers to one request.
+    pub fn garble(&self, kind: Garble, after: u32, seed: u64) {
+        self.shared.state().garbling = Some(Garbling::new(kind, after, seed));
+    }
+
+    /// What [`garble`](Self::garble) has done by now.
+    pub fn garbled(&self) -> Option<Garbled> {
+        self.shared.state().garbling.as_ref()?.done()
+    }
+
     /// Forwards the next bytes of a client; when the server's answer to them arrives, closes that
     /// connection instead of forwarding it.
     pub fn lose_next_answer(&self) {
@@ -249,6 +264,14 @@ impl Proxy {
 impl Shared {
     fn state(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// What arrives in the place of a chunk of answers.
+    fn answers(&self, connection: u64, chunk: Vec<u8>) -> Vec<u8> {
+        match &mut self.state().garbling {
+            Some(garbling) => garbling.pass(connection, chunk),
+            None => chunk,
+        }
     }
 
     fn note(&self, connection: Option<u64>, what: What) {
