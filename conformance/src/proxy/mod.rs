@@ -213,6 +213,11 @@ impl Proxy {
         self.shared.note(None, What::Armed(strike));
     }
 
+    /// Takes back what [`strike_next`](Self::strike_next) armed, if nobody has asked since.
+    pub fn disarm(&self) {
+        self.shared.state().next = None;
+    }
+
     /// Lets the network go silent: connections stay open, new ones are accepted, and nothing is
     /// forwarded in either direction, also no end of a connection, until [`heal`](Self::heal).
     pub fn silence(&self) {

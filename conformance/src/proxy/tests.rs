@@ -238,6 +238,14 @@ async fn a_connection_ends_in_the_middle_of_a_request() {
 }
 
 #[tokio::test]
+async fn a_strike_that_is_taken_back_hits_nobody() {
+    let (proxy, mut client, _got) = set_up().await;
+    proxy.strike_next(Strike::End(End::Close));
+    proxy.disarm();
+    timeout(LONG, ask(&mut client)).await.unwrap().unwrap();
+}
+
+#[tokio::test]
 async fn a_black_hole_can_open_in_the_middle_of_an_answer() {
     let (proxy, mut client, _got) = set_up().await;
     let (direction, bytes, end) = (Direction::Answers, 2, End::BlackHole);

@@ -151,6 +151,8 @@ impl Hands {
             // a server's kernel, too, gives a vanished client up at some time
             tokio::time::sleep(time).await;
             if let Some(proxy) = &client.lock().await.proxy {
+                // one that asked nothing meanwhile would fall into the hole after its end
+                proxy.disarm();
                 proxy.cut();
             }
         }

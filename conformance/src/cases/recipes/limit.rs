@@ -1,5 +1,7 @@
 //! [`Limit`].
 
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use leasehold::recipes::{Limit, PerKey, Taken};
@@ -26,12 +28,26 @@ fn limit(handle: &Handle, max: u64) -> Limit {
 }
 
 async fn take(ctx: &Ctx, limit: &Limit, repo: &str) -> Result<Taken<()>, Fault> {
+    take_slowly(ctx, limit, repo, &AtomicBool::new(false)).await
+}
+
+/// A take that, if it is the first to find `slowly` set, lets others take between its count and
+/// what it writes.
+async fn take_slowly(
+    ctx: &Ctx,
+    limit: &Limit,
+    repo: &str,
+    slowly: &AtomicBool,
+) -> Result<Taken<()>, Fault> {
     let names = ["all", repo];
     let per_key = [PerKey::new(repo, 3)];
     let count = async |claim: &mut Claim| {
         let mut counts = Vec::new();
         for name in names {
             counts.push(u64::try_from(ctx.read(claim, name).await?).unwrap_or(0));
+        }
+        if slowly.swap(false, Ordering::Relaxed) {
+            reached(ctx, 5).await?;
         }
         Ok(counts)
     };
@@ -47,12 +63,15 @@ async fn take(ctx: &Ctx, limit: &Limit, repo: &str) -> Result<Taken<()>, Fault> 
 
 async fn limit_is_never_exceeded(ctx: Ctx) -> Verdict {
     let mut tasks = JoinSet::new();
+    let slowly = Arc::new(AtomicBool::new(true));
     for _ in 0..3 {
         let handle = ctx.open().await?;
         for task in 0..6 {
             let (ctx, limit, repo) = (ctx.clone(), limit(&handle, 5), REPOS[task % 2]);
+            let slowly = slowly.clone();
             tasks.spawn(async move {
-                let taken = soon("an answer", take(&ctx, &limit, repo)).await??;
+                let taken = take_slowly(&ctx, &limit, repo, &slowly);
+                let taken = soon("an answer", taken).await??;
                 let fits = !matches!(taken, Taken::Busy);
                 ensure!(fits, "expected it to be taken or full, not busy");
                 Ok(())
@@ -67,6 +86,18 @@ async fn limit_is_never_exceeded(ctx: Ctx) -> Verdict {
         ensure!(count <= 3, "expected 3 of {repo} at most, {count} were taken");
     }
     Ok(())
+}
+
+/// Waits for a moment until so many are taken.
+async fn reached(ctx: &Ctx, taken: i64) -> Verdict {
+    const MOMENT: Duration = Duration::from_millis(200);
+    let reached = async {
+        while ctx.committed("all").await? < taken {
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+        Ok(())
+    };
+    tokio::time::timeout(MOMENT, reached).await.unwrap_or(Ok(()))
 }
 
 async fn limit_that_is_busy_takes_nothing(ctx: Ctx) -> Verdict {
