@@ -89,9 +89,18 @@ async fn open_verification_costs_only_its_lease(harness: Arc<MySqlHarness>) -> V
     let many = open().await?;
     let leases = held_many(&many, MANY, TTL).await?;
     let opts = LeaseOptions::try_once().ttl(TTL);
-    let kept = held(&*open().await?, "kept", opts.manual_renewal()).await?;
-    let near = neighbours(&harness, &namespace, "kept").await?;
-    ensure!(near.len() > 8, "only {} leases are near", near.len());
+    let holder = open().await?;
+    // one in the middle of the others: rows are in the order of a hash
+    let (kept, near) = loop {
+        let name = format!("kept{:x}", rand::random::<u32>());
+        let kept = held(&holder, &name, opts.manual_renewal()).await?;
+        let near = neighbours(&harness, &namespace, &name).await?;
+        if near.len() >= 14 {
+            break (kept, near);
+        }
+        kept.release().await?;
+    };
+    let wanted = kept.key().clone();
     let near: Vec<&LeaseGuard> = leases
         .iter()
         .filter(|lease| near.iter().any(|name| name == lease.key().as_str()))
@@ -102,12 +111,12 @@ async fn open_verification_costs_only_its_lease(harness: Arc<MySqlHarness>) -> V
     let ends = Arc::new(AtomicBool::new(false));
     let mut others = JoinSet::<Verdict>::new();
     for task in 0..6 {
-        let (other, ends) = (open().await?, ends.clone());
+        let (other, ends, wanted) = (open().await?, ends.clone(), wanted.clone());
         others.spawn(async move {
             // some are cut short, others reach the server's own limit
             let wait = Duration::from_millis([0, 250, 3000][task % 3]);
             while !ends.load(Ordering::Relaxed) {
-                let taken = other.lease(&key("kept"), opts.wait(wait)).await?;
+                let taken = other.lease(&wanted, opts.wait(wait)).await?;
                 ensure!(taken.is_none() || ends.load(Ordering::Relaxed), "it was taken");
             }
             Ok(())
@@ -162,7 +171,7 @@ async fn open_verification_costs_only_its_lease(harness: Arc<MySqlHarness>) -> V
         ended??;
     }
     drop(kept);
-    eventually("the kept lease", || async { Ok(many.lease(&key("kept"), opts).await?.is_some()) })
+    eventually("the kept lease", || async { Ok(many.lease(&wanted, opts).await?.is_some()) })
         .await?;
     drop(leases);
     Ok(many.close().await?)
