@@ -151,14 +151,14 @@ impl Filler {
                 conn.query_drop(format!(
                     "INSERT INTO {PREFIX}_lease (id, scope, name, owner, token, ttl, expires, \
                        bell, awaited, since) \
-                     SELECT UNHEX(SHA2(n, 256)), 'fill', n, UNHEX(MD5(n)), n, {LATER}, \
+                     SELECT UNHEX(SHA2(n, 256)), 'fill', n, UNHEX(LEFT(SHA2(n, 256), 32)), n, {LATER}, \
                        {now} + {LATER}, 0, 0, {now} FROM {series}"
                 ))
                 .await?;
                 conn.query_drop(format!(
                     "INSERT INTO {PREFIX}_dedupe (id, owner, token, done, since, expires, scope, \
                        name) \
-                     SELECT UNHEX(SHA2(n, 256)), UNHEX(MD5(n)), n, 1, {now}, {now} + {LATER}, \
+                     SELECT UNHEX(SHA2(n, 256)), UNHEX(LEFT(SHA2(n, 256), 32)), n, 1, {now}, {now} + {LATER}, \
                        'fill', n FROM {series}"
                 ))
                 .await?;
