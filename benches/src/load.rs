@@ -45,16 +45,29 @@ pub fn nanos(time: Duration) -> u64 {
     u64::try_from(time.as_nanos()).unwrap_or(u64::MAX)
 }
 
-/// One who holds each of these names for no time, again and again, from now on for `time`; a task
-/// each. What is not finished by then does not count. The same name may be there several times: its
-/// tasks wait for each other.
+/// Whether others want what a task locks.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Wanted {
+    /// Nobody does: it must be free whenever it is asked for.
+    Alone,
+    /// Other tasks do, here or elsewhere.
+    Together,
+}
+
+/// A task for each of these names, which holds it for no time, again and again, from now on for
+/// `time`. What is not finished by then does not count.
 ///
 /// # Errors
 /// What the lock says; that a lock with a name of its own is not free; that two hold one name.
-pub async fn crowd(handle: &Arc<dyn Locker>, names: Vec<String>, time: Duration) -> Outcome<Done> {
+pub async fn crowd(
+    handle: &Arc<dyn Locker>,
+    names: Vec<String>,
+    wanted: Wanted,
+    time: Duration,
+) -> Outcome<Done> {
     let end = Instant::now() + time;
     let held: Vec<Arc<AtomicBool>> = share(&names);
-    let alone = names.len() == held.iter().filter(|flag| Arc::strong_count(flag) == 1).count();
+    let alone = wanted == Wanted::Alone;
     let mut tasks = JoinSet::new();
     for (task, (name, held)) in names.into_iter().zip(held).enumerate() {
         let handle = handle.clone();
@@ -82,7 +95,7 @@ pub async fn crowd(handle: &Arc<dyn Locker>, names: Vec<String>, time: Duration)
                 lock.release().await?;
                 if Instant::now() <= end {
                     done += 1;
-                    times.saturating_record(nanos(start.elapsed()));
+                    times.record(nanos(start.elapsed()))?;
                 }
             }
         });

@@ -5,7 +5,7 @@ use std::time::Duration;
 use leasehold_peers::Outcome;
 
 use super::{entrants, is_postgres, is_sql, name};
-use crate::load::{crowd, micros};
+use crate::load::{Wanted, crowd, micros};
 use crate::players::{Player, Players};
 use crate::record::{Against, Better, Record, Unit};
 use crate::scene::Scene;
@@ -53,6 +53,6 @@ async fn with(scene: &Scene, tasks: usize) -> Outcome<Vec<Record>> {
 async fn turn(player: Player, tasks: usize, time: Duration) -> Outcome<Vec<f64>> {
     let base = name("own");
     let names = (0..tasks).map(|task| format!("{base}-{task}")).collect();
-    let done = crowd(&player.handles[0], names, time).await?;
+    let done = crowd(&player.handles[0], names, Wanted::Alone, time).await?;
     Ok(vec![done.total() as f64 / time.as_secs_f64(), micros(&done.times, 0.99)])
 }

@@ -116,7 +116,7 @@ async fn chain(player: &Player, times: &mut Histogram<u64>) -> Outcome {
     got.sort_unstable();
     released.sort_unstable();
     for (got, released) in got.into_iter().zip(released) {
-        times.saturating_record(nanos(got.saturating_duration_since(released)));
+        times.record(nanos(got.saturating_duration_since(released)))?;
     }
     Ok(())
 }

@@ -13,7 +13,7 @@ use tokio::process::{Child, ChildStdin, ChildStdout, Command};
 
 use super::{entrants, name};
 use crate::contenders;
-use crate::load::crowd;
+use crate::load::{Wanted, crowd};
 use crate::players::Players;
 use crate::record::{Against, Better, Record, Unit};
 use crate::scene::Scene;
@@ -178,7 +178,7 @@ async fn play_alone(job: Job) -> Outcome {
     let go = tokio::task::spawn_blocking(|| std::io::stdin().lock().lines().next());
     go.await?.transpose()?;
     let names = vec![job.name; job.tasks];
-    let done = crowd(&handle, names, Duration::from_millis(job.millis)).await?;
+    let done = crowd(&handle, names, Wanted::Together, Duration::from_millis(job.millis)).await?;
     println!("{}", done.total());
     Ok(std::io::stdout().flush()?)
 }
