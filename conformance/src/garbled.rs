@@ -64,7 +64,7 @@ pub async fn check(store: Arc<dyn Open>, seeds: u64, chunks: u32) -> Verdict {
     let mut left = only.map_or(0..seeds, |seed| seed..seed + 1);
     let panics = Panics::watch();
     let mut runs = JoinSet::new();
-    let (mut kinds, mut faults) = (BTreeMap::new(), Vec::new());
+    let (mut kinds, mut faults) = (BTreeMap::<String, u32>::new(), Vec::new());
     loop {
         while runs.len() < 24
             && let Some(seed) = left.next()
@@ -73,13 +73,15 @@ pub async fn check(store: Arc<dyn Open>, seeds: u64, chunks: u32) -> Verdict {
             runs.spawn(async move { (seed, one(&*store, seed, chunks).await) });
         }
         let Some(run) = runs.join_next().await else { break };
-        match run? {
-            (_, Ok(Some(what))) => *kinds.entry(what).or_insert(0) += 1,
-            (_, Ok(None)) => {
-                *kinds.entry("not garbled: too few answers".to_owned()).or_insert(0) += 1
+        let outcome = match run? {
+            (_, Ok(Some(outcome))) => outcome,
+            (_, Ok(None)) => "not garbled: too few answers".to_owned(),
+            (seed, Err(fault)) => {
+                faults.push(format!("seed {seed}: {fault}"));
+                continue;
             }
-            (seed, Err(fault)) => faults.push(format!("seed {seed}: {fault}")),
-        }
+        };
+        *kinds.entry(outcome).or_insert(0) += 1;
     }
     println!("garbled answers: {kinds:?}");
     for panic in panics.seen() {
@@ -137,7 +139,7 @@ async fn one(store: &dyn Open, seed: u64, chunks: u32) -> Result<Option<String>,
     let checked = run(store, &proxy, &namespace, kind).await;
     let garbled = proxy.garbled();
     let told = |fault: Fault| match garbled {
-        Some(garbled) => fault.during(&format!("{garbled}, chunk {after}")),
+        Some(garbled) => fault.during(format!("{garbled}, chunk {after}")),
         None => fault,
     };
     let errors = checked.map_err(told)?;

@@ -142,7 +142,7 @@ pub fn redacted(url: &str) -> String {
         && let Some(at) = query.rfind('@')
         && before[colon..].len() > 1
     {
-        let named = query.split('&').any(|pair| speaks_of_a_password(pair));
+        let named = query.split('&').any(speaks_of_a_password);
         let host = if named { "" } else { &query[at..] };
         return format!("{scheme}:{}:{HIDDEN}{host}", &before[..colon]);
     }

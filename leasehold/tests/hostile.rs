@@ -53,25 +53,19 @@ fn url() -> impl Strategy<Value = String> {
     let tail = prop_oneof![Just(String::new()), "/[a-z0-9]{0,4}", "/\\PC{0,4}"];
     let parts = (scheme(), "[a-z]{0,3}", password(), host, tail, option(), any::<bool>());
     parts.prop_map(|(scheme, user, password, host, tail, option, in_userinfo)| {
-        match in_userinfo {
-            true => format!("{scheme}://{user}:{password}@{host}{tail}"),
-            false => {
-                // among the options an ampersand ends it: the rest would be another option
-                let password = password.replace(['&', '#'], "%26");
-                format!("{scheme}://{host}{tail}?{option}={password}")
-            }
+        if in_userinfo {
+            return format!("{scheme}://{user}:{password}@{host}{tail}");
         }
+        // among the options an ampersand ends it: the rest would be another option
+        let password = password.replace(['&', '#'], "%26");
+        format!("{scheme}://{host}{tail}?{option}={password}")
     })
 }
 
 fn everything(error: &leasehold::Error) -> String {
-    let mut text = format!("{error} {error:?} {error:#?}");
-    let mut source = std::error::Error::source(error);
-    while let Some(cause) = source {
-        text.push_str(&format!(" {cause} {cause:?}"));
-        source = cause.source();
-    }
-    text
+    let causes = std::iter::successors(std::error::Error::source(error), |cause| cause.source());
+    let causes: Vec<_> = causes.map(|cause| format!("{cause} {cause:?}")).collect();
+    format!("{error} {error:?} {error:#?} {}", causes.join(" "))
 }
 
 proptest! {

@@ -3,9 +3,8 @@
 use tokio::sync::mpsc;
 
 use super::super::super::gate::Permit;
-use super::super::super::limited;
 use super::super::{Command, Request};
-use super::{End, Role, Worker, start};
+use super::{End, Role, Worker, good_bye, start};
 use crate::backend::{Session, SessionDriver};
 use crate::error::{Error, ErrorKind};
 
@@ -61,7 +60,7 @@ impl<D: SessionDriver> Worker<D> {
                 End::Lost(reason, error) => self.session_lost(session.id(), reason, &error),
                 End::Idle => {
                     let answer = self.shared.limits.answer;
-                    drop(limited(answer, async { Ok(session.close().await) }).await); // silence ends it as well
+                    good_bye(session, answer).await;
                 }
                 End::Abandoned | End::Done => {
                     self.end(session).await;

@@ -222,7 +222,7 @@ impl<D: SessionDriver> Worker<D> {
         self.lose_all(LossReason::Closed);
         self.queued.clear();
         let answer = self.shared.limits.answer;
-        drop(limited(answer, async { Ok(session.close().await) }).await); // silence ends it as well
+        good_bye(session, answer).await;
     }
 
     /// The next command; none when the worker has to end.
@@ -418,6 +418,15 @@ impl<D: SessionDriver> Worker<D> {
             }
         }
     }
+}
+
+/// Closes a session; silence ends it as well.
+async fn good_bye<S: Session>(session: S, limit: Duration) {
+    let bye = async {
+        session.close().await;
+        Ok(())
+    };
+    drop(limited(limit, bye).await);
 }
 
 /// Ends when the store has closed the session.
