@@ -25,10 +25,14 @@ const LOOK: &str = "SELECT pg_is_in_recovery(), \
 
 impl Server {
     pub(crate) async fn look(options: &PgConnectOptions) -> Result<Self> {
-        let mut one = connect(options).await?;
-        let mut two = connect(options).await?;
+        let (mut one, mut two) = tokio::try_join!(connect(options), connect(options))?;
         let pooled = shares_sessions(&mut one, &mut two).await.map_err(store_error)?;
-        let row = sqlx::raw_sql(LOOK).fetch_one(&mut one).await.map_err(store_error)?;
+        let set = "BEGIN; SET LOCAL client_connection_check_interval = 1000; ROLLBACK";
+        let (row, set) = tokio::join!(
+            sqlx::raw_sql(LOOK).fetch_one(&mut one),
+            sqlx::raw_sql(set).execute(&mut two)
+        );
+        let row = row.map_err(store_error)?;
         let standby: bool = row.try_get(0).map_err(store_error)?;
         if standby {
             let detail = "this server is a standby, whose locks exclude nobody elsewhere: connect \
@@ -36,8 +40,7 @@ impl Server {
             return Err(Error::new(ErrorKind::Unsupported, detail));
         }
         let lock_table = row.try_get::<i64, _>(1).map_err(store_error)?.unsigned_abs();
-        let set = "BEGIN; SET LOCAL client_connection_check_interval = 1000; ROLLBACK";
-        let checks_clients = match sqlx::raw_sql(set).execute(&mut two).await {
+        let checks_clients = match set {
             Ok(_) => true,
             Err(sqlx::Error::Database(_)) => false,
             Err(error) => return Err(store_error(error)),

@@ -61,6 +61,8 @@ impl Sessions {
         Self { store, limits, share, statements }
     }
 
+    /// Asks for what is needed and no more: the views of all settings and of all sessions take the
+    /// server milliseconds in a new session.
     fn setup(&self, checks_clients: bool) -> String {
         let mut settings: Vec<String> =
             SETTINGS.iter().map(|(name, value)| format!("('{name}', {value})")).collect();
@@ -69,11 +71,10 @@ impl Sessions {
         }
         format!(
             "SELECT set_config(v.name, v.value, false) FROM (VALUES {}) AS v (name, value) \
-             JOIN pg_settings USING (name); \
+             WHERE current_setting(v.name, true) IS NOT NULL; \
              SELECT pid, (extract(epoch FROM backend_start) * 1000000)::int8, \
              pg_is_in_recovery(), to_regclass({}) IS NOT NULL, \
-             pg_try_advisory_lock_shared({}) FROM pg_stat_activity \
-             WHERE pid = pg_backend_pid()",
+             pg_try_advisory_lock_shared({}) FROM pg_stat_get_activity(pg_backend_pid())",
             settings.join(", "),
             self.store.names.literal("token"),
             self.store.keys.mark(LockKind::Session),
