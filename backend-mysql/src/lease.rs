@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use leasehold_core::backend::{LeaseDriver, LeaseLimits, LeaseTry, Owner, Renewal, WakeSource};
-use leasehold_core::{Error, ErrorKind, FencingToken, Key, LossReason, Result};
+use leasehold_core::{Deadline, Error, ErrorKind, FencingToken, Key, LossReason, Result};
 use mysql_async::prelude::Queryable;
 use mysql_async::{Conn, Transaction};
 
@@ -136,7 +136,8 @@ impl Leases {
             params.insert(LOOKED_AT, id.into_value());
         }
         let params = mysql_async::Params::Positional(params);
-        let (mut tries, mut dead, mut pauses) = (0, 0, PAUSES.into_iter());
+        let (mut pauses, patience) = (PAUSES.into_iter(), Deadline::after(PATIENCE));
+        let (mut tries, mut dead) = (0, 0);
         let answer = loop {
             let mut conn = self.connection().await?;
             match conn.exec_drop(self.acquire.as_str(), params.clone()).await {
@@ -148,7 +149,7 @@ impl Leases {
                 }
                 Err(error) if is_kept(&error) => {
                     drop(conn); // others need it meanwhile
-                    let Some(pause) = pauses.next() else {
+                    let Some(pause) = pauses.next().filter(|_| !patience.has_passed()) else {
                         // somebody's `verify` keeps the row
                         return Ok(LeaseTry::Busy { expires_in: KEPT });
                     };
@@ -183,6 +184,8 @@ const LOOKED_AT: usize = 7;
 /// an open transaction for longer. (On MariaDB, it may also be the floor's, which a purge raises.)
 const PAUSES: [u64; 20] =
     [5, 5, 5, 5, 10, 10, 10, 10, 20, 20, 50, 50, 50, 50, 100, 100, 100, 100, 100, 100];
+/// No further try after so long, where each takes long itself.
+const PATIENCE: Duration = Duration::from_millis(800);
 /// Who waits for a lease whose row is kept tries again after so long.
 const KEPT: Duration = Duration::from_millis(200);
 
@@ -230,7 +233,7 @@ impl LeaseDriver for Leases {
 
     async fn release(&self, key: &Key, owner: Owner) -> Result<bool> {
         let params = (self.row(key).to_vec(), owner_bytes(owner).to_vec());
-        let mut pauses = PAUSES.into_iter();
+        let (mut pauses, patience) = (PAUSES.into_iter(), Deadline::after(PATIENCE));
         let (mut dead, mut unknown) = (0, None);
         loop {
             let mut conn = self.store.own.get_conn().await.map_err(mapped)?;
@@ -255,7 +258,7 @@ impl LeaseDriver for Leases {
                 }
                 Err(error) if is_transient(&error) => {
                     drop(conn); // others need it meanwhile
-                    let Some(pause) = pauses.next() else {
+                    let Some(pause) = pauses.next().filter(|_| !patience.has_passed()) else {
                         return Err(mapped(error));
                     };
                     tokio::time::sleep(jittered(pause)).await;
