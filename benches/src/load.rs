@@ -45,6 +45,13 @@ pub fn nanos(time: Duration) -> u64 {
     u64::try_from(time.as_nanos()).unwrap_or(u64::MAX)
 }
 
+/// The most as a multiple of the least; of a least of nothing, as if it were one.
+pub fn unfairness(counts: &[u64]) -> f64 {
+    let (most, least) = (counts.iter().max(), counts.iter().min());
+    let of = |count: Option<&u64>| count.copied().unwrap_or_default().max(1) as f64;
+    of(most) / of(least)
+}
+
 /// Whether others want what a task locks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Wanted {
@@ -113,4 +120,17 @@ pub async fn crowd(
 fn share(names: &[String]) -> Vec<Arc<AtomicBool>> {
     let mut known = std::collections::HashMap::<&str, Arc<AtomicBool>>::new();
     names.iter().map(|name| known.entry(name).or_default().clone()).collect::<Vec<_>>()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn fairness_is_most_to_least() {
+        assert_eq!(unfairness(&[10, 20, 5]), 4.0);
+        assert_eq!(unfairness(&[7, 7]), 1.0);
+        assert_eq!(unfairness(&[0, 50]), 50.0);
+        assert_eq!(unfairness(&[0, 0]), 1.0);
+    }
 }

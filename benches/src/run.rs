@@ -86,6 +86,7 @@ async fn play(cli: &Cli) -> Outcome<Report> {
                     say(start, &format!("{kind}: {} ({took:.1} s)", scenario.name));
                     for mut record in records {
                         record.store = kind.name().into();
+                        record.series.sort_by_key(|series| series.role);
                         report.records.push(record);
                     }
                 }

@@ -5,7 +5,7 @@ use std::time::Duration;
 use leasehold_peers::Outcome;
 
 use super::{entrants, name};
-use crate::load::{Wanted, crowd, micros};
+use crate::load::{Wanted, crowd, micros, unfairness};
 use crate::players::{Player, Players};
 use crate::record::{Against, Better, Record, Unit};
 use crate::scene::Scene;
@@ -20,10 +20,17 @@ pub(super) async fn play(scene: &Scene) -> Outcome<Vec<Record>> {
             .target(Against::Peers, 5.0)
             .note("A holder releases at once. That no two hold at the same time is checked."),
         Record::new(NAME, format!("{what}, wait and release, p99"), Unit::Micros, Better::Lower)
-            .note("Of those that were granted within the time of a round."),
+            .note(
+                "Of those that were granted within the time of a round: who starves is not in it.",
+            ),
+        Record::new(NAME, format!("{what}, fairness"), Unit::Times, Better::Lower).note(
+            "How often the task that got the lock most often got it, as a multiple of the one that \
+             got it least often (at least once, in this calculation). A high throughput next to a \
+             high number here is that of one task which takes the lock again and again.",
+        ),
     ];
     let time = Duration::from_millis(scene.pick(50, 250, 1_000));
-    let rounds = scene.pick(1, 3, 15);
+    let rounds = scene.pick(1, 2, 15);
     let players = Players::open(&entrants(scene)?, 1).await;
     players.play(scene, rounds, &mut records, &|player| Box::pin(turn(player, time))).await;
     Ok(records)
@@ -31,5 +38,6 @@ pub(super) async fn play(scene: &Scene) -> Outcome<Vec<Record>> {
 
 async fn turn(player: Player, time: Duration) -> Outcome<Vec<f64>> {
     let done = crowd(&player.handles[0], vec![name("all"); TASKS], Wanted::Together, time).await?;
-    Ok(vec![done.total() as f64 / time.as_secs_f64(), micros(&done.times, 0.99)])
+    let rate = done.total() as f64 / time.as_secs_f64();
+    Ok(vec![rate, micros(&done.times, 0.99), unfairness(&done.by_task)])
 }

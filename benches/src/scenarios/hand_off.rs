@@ -43,7 +43,7 @@ async fn with(scene: &Scene, waiters: usize) -> Outcome<Vec<Record>> {
     }
     let mut records = vec![middle];
     let (turns, rounds) = if waiters == 1 {
-        (scene.pick(2, 8, 60), scene.pick(1, 4, 15))
+        (scene.pick(2, 8, 60), scene.pick(1, 3, 15))
     } else {
         (1, scene.pick(1, 2, 15))
     };

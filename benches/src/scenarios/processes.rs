@@ -5,6 +5,7 @@ use std::io::{BufRead, Write};
 use std::process::Stdio;
 use std::time::Duration;
 
+use futures_util::future::try_join_all;
 use leasehold_conformance::servers::Kind;
 use leasehold_peers::Outcome;
 use serde::{Deserialize, Serialize};
@@ -13,7 +14,7 @@ use tokio::process::{Child, ChildStdin, ChildStdout, Command};
 
 use super::{entrants, name};
 use crate::contenders;
-use crate::load::{Wanted, crowd};
+use crate::load::{Wanted, crowd, unfairness};
 use crate::players::Players;
 use crate::record::{Against, Better, Record, Unit};
 use crate::scene::Scene;
@@ -106,13 +107,6 @@ async fn turn(job: Job) -> Outcome<Vec<f64>> {
     Ok(vec![total as f64 / seconds, unfairness(&counts)])
 }
 
-/// The most as a multiple of the least; of a least of nothing, as if it were one.
-fn unfairness(counts: &[u64]) -> f64 {
-    let (most, least) = (counts.iter().max(), counts.iter().min());
-    let of = |count: Option<&u64>| count.copied().unwrap_or_default().max(1) as f64;
-    of(most) / of(least)
-}
-
 struct Worker {
     process: Child,
     tells: ChildStdin,
@@ -170,9 +164,12 @@ async fn play_alone(job: Job) -> Outcome {
     let entrants = contenders::of(kind, &job.url)?;
     let entrant = entrants.iter().find(|entrant| entrant.name() == job.contender);
     let handle = entrant.ok_or("nobody of this name")?.contender.open().await?;
-    // once before, so that pools and sessions are open
-    let warm = handle.lock(&name("warm"), Duration::ZERO).await?.ok_or("it was free")?;
-    warm.release().await?;
+    // as many at once as there are tasks, so that pools and sessions are open
+    let warm: Vec<String> = (0..job.tasks).map(|task| format!("{}-{task}", name("warm"))).collect();
+    let held = try_join_all(warm.iter().map(|name| handle.lock(name, Duration::ZERO))).await?;
+    for lock in held {
+        lock.ok_or("it was free")?.release().await?;
+    }
     println!("ready");
     std::io::stdout().flush()?;
     let go = tokio::task::spawn_blocking(|| std::io::stdin().lock().lines().next());
@@ -181,17 +178,4 @@ async fn play_alone(job: Job) -> Outcome {
     let done = crowd(&handle, names, Wanted::Together, Duration::from_millis(job.millis)).await?;
     println!("{}", done.total());
     Ok(std::io::stdout().flush()?)
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn fairness_is_most_to_least() {
-        assert_eq!(unfairness(&[10, 20, 5]), 4.0);
-        assert_eq!(unfairness(&[7, 7]), 1.0);
-        assert_eq!(unfairness(&[0, 50]), 50.0);
-        assert_eq!(unfairness(&[0, 0]), 1.0);
-    }
 }
