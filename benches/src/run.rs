@@ -96,10 +96,12 @@ async fn play(cli: &Cli) -> Outcome<Report> {
                 }
             }
         }
+        report.seconds = start.elapsed().as_secs();
+        let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH);
+        report.at = now.unwrap_or_default().as_secs();
+        // a run that is broken off has what it has
+        report.save(&cli.out.join("report.json"))?;
     }
-    report.seconds = start.elapsed().as_secs();
-    let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH);
-    report.at = now.unwrap_or_default().as_secs();
     Ok(report)
 }
 

@@ -22,8 +22,8 @@ pub(super) async fn play(scene: &Scene) -> Outcome<Vec<Record>> {
         Record::new(NAME, format!("{what}, wait and release, p99"), Unit::Micros, Better::Lower)
             .note("Of those that were granted within the time of a round."),
     ];
-    let time = Duration::from_millis(scene.pick(50, 300, 1_000));
-    let rounds = scene.pick(1, 5, 15);
+    let time = Duration::from_millis(scene.pick(50, 250, 1_000));
+    let rounds = scene.pick(1, 3, 15);
     let players = Players::open(&entrants(scene)?, 1).await;
     players.play(scene, rounds, &mut records, &|player| Box::pin(turn(player, time))).await;
     Ok(records)

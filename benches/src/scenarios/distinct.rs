@@ -38,8 +38,8 @@ async fn with(scene: &Scene, tasks: usize) -> Outcome<Vec<Record>> {
     let title = format!("{what}, lock and release, p99");
     let tail = Record::new(NAME, title, Unit::Micros, Better::Lower);
     let mut records = vec![rate, tail];
-    let time = Duration::from_millis(scene.pick(20, 100, 500));
-    let rounds = scene.pick(1, 5, 15);
+    let time = Duration::from_millis(scene.pick(20, 80, 500));
+    let rounds = scene.pick(1, 4, 15);
     let players = Players::open(&entrants(scene)?, 1).await;
     let meter = Meter::of(&scene.server);
     if tasks == 1 {

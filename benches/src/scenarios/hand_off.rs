@@ -43,9 +43,9 @@ async fn with(scene: &Scene, waiters: usize) -> Outcome<Vec<Record>> {
     }
     let mut records = vec![middle];
     let (turns, rounds) = if waiters == 1 {
-        (scene.pick(2, 10, 60), scene.pick(1, 5, 15))
+        (scene.pick(2, 8, 60), scene.pick(1, 4, 15))
     } else {
-        (1, scene.pick(1, 3, 15))
+        (1, scene.pick(1, 2, 15))
     };
     let all = All::default();
     let players = Players::open(&entrants(scene)?, 1 + waiters).await;

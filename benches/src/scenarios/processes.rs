@@ -58,7 +58,7 @@ async fn with(scene: &Scene, tasks: usize) -> Outcome<Vec<Record>> {
                  one that got it least often (at least once, in this calculation).",
             ),
     ];
-    let time = Duration::from_millis(scene.pick(200, 500, 2_000));
+    let time = Duration::from_millis(scene.pick(200, 400, 2_000));
     let rounds = scene.pick(1, 2, 9);
     // only to know who there is: the handles are those of the processes
     let players = Players::open(&entrants(scene)?, 0).await.without_warm_up();

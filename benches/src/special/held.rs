@@ -23,7 +23,7 @@ use crate::scene::{Effort, Entrant, Scene};
 /// So many are asked for at once: what is under way counts as little as can be.
 const BATCH: usize = 100;
 /// Who can't take a batch in this time holds no more.
-const LIMIT: Duration = Duration::from_secs(10);
+const LIMIT: Duration = Duration::from_secs(5);
 /// How often all contenders' locks with a ttl of 30 s are renewed.
 const TICK: Duration = Duration::from_secs(10);
 

@@ -12,8 +12,6 @@ use crate::contenders;
 use crate::record::{Against, Better, Record, Role, Unit};
 use crate::scene::Scene;
 
-/// Who has no lock by then has given up.
-const LIMIT: Duration = Duration::from_secs(30);
 /// A failed call is made again after this time.
 const PAUSE: Duration = Duration::from_millis(2);
 
@@ -29,6 +27,8 @@ pub(super) async fn play(scene: &Scene) -> Outcome<Vec<Record>> {
         record.cannot(Role::Leasehold, super::OURS, "the server is not ours to kill");
         return Ok(vec![record]);
     }
+    // who has no lock by then has given up
+    let limit = Duration::from_secs(scene.pick(10, 10, 30));
     let mut out: Vec<&str> = Vec::new();
     for _ in 0..scene.pick(1, 3, 7) {
         let mut entrants = contenders::of(scene.kind(), &scene.server.url())?;
@@ -41,7 +41,7 @@ pub(super) async fn play(scene: &Scene) -> Outcome<Vec<Record>> {
             let gone = gone.clone();
             tasks.spawn(async move {
                 let name = format!("{name}-again");
-                (entrant.role, entrant.name(), first_lock(&handle, &name, &gone).await)
+                (entrant.role, entrant.name(), first_lock(&handle, &name, &gone, limit).await)
             });
         }
         let server = scene.server.clone();
@@ -60,7 +60,7 @@ pub(super) async fn play(scene: &Scene) -> Outcome<Vec<Record>> {
                 }
                 (role, name, None) => {
                     out.push(name);
-                    record.cannot(role, name, format!("no lock within {} s", LIMIT.as_secs()));
+                    record.cannot(role, name, format!("no lock within {} s", limit.as_secs()));
                 }
             }
         }
@@ -70,11 +70,16 @@ pub(super) async fn play(scene: &Scene) -> Outcome<Vec<Record>> {
 
 /// Asks all the time; what counts is the first lock that was asked for when the server had gone. Some
 /// drivers never fail: they hold a request back until they are connected again.
-async fn first_lock(handle: &Arc<dyn Locker>, name: &str, gone: &AtomicBool) -> Option<Instant> {
-    let ends = Instant::now() + LIMIT;
+async fn first_lock(
+    handle: &Arc<dyn Locker>,
+    name: &str,
+    gone: &AtomicBool,
+    limit: Duration,
+) -> Option<Instant> {
+    let ends = Instant::now() + limit;
     while Instant::now() < ends {
         let had_gone = gone.load(Ordering::SeqCst);
-        match timeout(LIMIT, handle.lock(name, Duration::ZERO)).await {
+        match timeout(limit, handle.lock(name, Duration::ZERO)).await {
             Ok(Ok(Some(_))) if had_gone => return Some(Instant::now()),
             // its failure is the server's end, which the flag tells
             Ok(Ok(Some(lock))) => drop(lock.release().await),
