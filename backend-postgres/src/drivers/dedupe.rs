@@ -24,6 +24,9 @@ const LOOKS: usize = 10;
 pub(crate) struct Deduper {
     store: Arc<Store>,
     admit: Statement,
+    /// As `admit`, for one key. Its arguments are no arrays, whose lengths the server plans for anew
+    /// each time, which takes it longer than all the rest.
+    admit_one: Statement,
     complete: Statement,
     abandon: Statement,
 }
@@ -33,10 +36,9 @@ impl Deduper {
         let names: &Names = &store.names;
         // Rows are inserted in one order, so that two calls do not deadlock. One that is seen to
         // be another's is not locked.
-        let admit = format!(
-            "WITH {CONFIG}, want AS MATERIALIZED (SELECT w.* \
-               FROM unnest($2::bytea[], $4::bytea[], $5::bytea[], $6::int8[], $7::int8[]) \
-                 WITH ORDINALITY AS w (id, key, owner, done, keep, place), config ORDER BY id), \
+        let admit = |want: &str| {
+            format!(
+                "WITH {CONFIG}, want AS MATERIALIZED ({want}), \
              taken AS (INSERT INTO {{dedupe}} AS d \
                (id, namespace, key, owner, done, since, expires_at, holder) \
                SELECT w.id, $3, w.key, w.owner, w.done = 1, now.at, \
@@ -53,7 +55,13 @@ impl Deduper {
              SELECT w.place, t.token, d.done, (extract(epoch FROM d.since) * 1000000)::int8 \
              FROM want w LEFT JOIN taken t ON t.id = w.id \
              LEFT JOIN {{dedupe}} d ON d.id = w.id AND t.id IS NULL"
-        );
+            )
+        };
+        let many = "SELECT w.* \
+             FROM unnest($2::bytea[], $4::bytea[], $5::bytea[], $6::int8[], $7::int8[]) \
+               WITH ORDINALITY AS w (id, key, owner, done, keep, place), config ORDER BY id";
+        let one = "SELECT $2::bytea AS id, $4::bytea AS key, $5::bytea AS owner, \
+             $6::int8 AS done, $7::int8 AS keep, 1::int8 AS place FROM config";
         let complete = format!(
             "WITH {CONFIG} UPDATE {{dedupe}} d SET done = true, \
                since = CASE WHEN d.done THEN d.since ELSE clock_timestamp() END, \
@@ -65,7 +73,8 @@ impl Deduper {
              WHERE d.id = $2 AND d.owner = $3 AND NOT d.done RETURNING 1"
         );
         Self {
-            admit: names.statement(&admit),
+            admit: names.statement(&admit(many)),
+            admit_one: names.statement(&admit(one)),
             complete: names.statement(&complete),
             abandon: names.statement(&abandon),
             store,
@@ -75,20 +84,38 @@ impl Deduper {
     /// Asks for some of the items; none for one whose row came or went meanwhile.
     async fn ask(&self, items: &[&Admit]) -> Result<Vec<Option<AdmitAnswer>>> {
         let row = |item: &Admit| self.store.keys.row(Use::Dedupe, &item.key);
-        let key = |item: &Admit| item.key.as_str().as_bytes().to_vec();
-        let args = vec![
-            millis(ROW_WAIT),
-            Arg::ByteLists(items.iter().map(|item| row(item)).collect()),
-            Arg::Bytes(self.store.keys.namespace().as_bytes()),
-            Arg::ByteLists(items.iter().map(|item| key(item)).collect()),
-            Arg::ByteLists(items.iter().map(|item| bytes(item.owner).to_vec()).collect()),
-            Arg::Ints(items.iter().map(|item| item.in_progress.is_none().into()).collect()),
-            Arg::Ints(
-                items.iter().map(|item| micros(item.in_progress.unwrap_or(item.retain))).collect(),
-            ),
-            Arg::Bytes(self.store.holder_bytes()),
-        ];
-        let rows = self.store.run(&self.admit, args).await?;
+        let done = |item: &Admit| i64::from(item.in_progress.is_none());
+        let keep = |item: &Admit| micros(item.in_progress.unwrap_or(item.retain));
+        let namespace = Arg::Bytes(self.store.keys.namespace().as_bytes());
+        let holder = Arg::Bytes(self.store.holder_bytes());
+        let rows = if let [item] = items {
+            let (id, owner) = (row(item), bytes(item.owner));
+            let key = item.key.as_str().as_bytes();
+            let args = vec![
+                millis(ROW_WAIT),
+                Arg::Bytes(&id),
+                namespace,
+                Arg::Bytes(key),
+                Arg::Bytes(&owner),
+                Arg::Int(done(item)),
+                Arg::Int(keep(item)),
+                holder,
+            ];
+            self.store.run(&self.admit_one, args).await?
+        } else {
+            let key = |item: &Admit| item.key.as_str().as_bytes().to_vec();
+            let args = vec![
+                millis(ROW_WAIT),
+                Arg::ByteLists(items.iter().map(|item| row(item)).collect()),
+                namespace,
+                Arg::ByteLists(items.iter().map(|item| key(item)).collect()),
+                Arg::ByteLists(items.iter().map(|item| bytes(item.owner).to_vec()).collect()),
+                Arg::Ints(items.iter().map(|item| done(item)).collect()),
+                Arg::Ints(items.iter().map(|item| keep(item)).collect()),
+                holder,
+            ];
+            self.store.run(&self.admit, args).await?
+        };
         let mut answers = vec![None; items.len()];
         for row in rows {
             let (place, answer) = read(&row).map_err(store_error)?;
