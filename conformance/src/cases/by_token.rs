@@ -127,7 +127,7 @@ async fn waiters_are_woken(ctx: Ctx) -> Verdict {
     const SOON: Duration = Duration::from_millis(400);
     let (a, b) = ctx.two().await?;
     let mut waiters = Vec::new();
-    for _ in 0..6 {
+    for _ in 0..10 {
         waiters.push(ctx.open().await?);
     }
     for kind in kinds(&*b.backend) {
@@ -168,7 +168,7 @@ async fn latest(
             Ok::<_, Fault>(at)
         });
         waiting.push((held, waiter));
-        tokio::time::sleep(Duration::from_millis(150)).await;
+        tokio::time::sleep(Duration::from_millis(100)).await;
     }
     // by then those who look have slowed down
     tokio::time::sleep(Duration::from_secs(1)).await;
@@ -203,12 +203,14 @@ async fn one_release_of_many_frees(ctx: Ctx) -> Verdict {
             let mut held = kind.takes(&a, "x").await?;
             let token = held.token().await?;
             let mut releases = JoinSet::new();
-            for n in 0..12 {
-                let handle = others[n % others.len()].clone();
+            let mut release = |handle: &Handle| {
+                let handle = handle.clone();
                 releases.spawn(async move { released(&handle, of(kind), "x", token).await });
-            }
+            };
+            others.iter().cycle().take(9).for_each(&mut release);
             let start = Instant::now();
             let next = kind.takes(&b, "x").await?;
+            others.iter().for_each(&mut release); // late ones
             let mut count = 0;
             while let Some(freed) = releases.join_next().await {
                 count += u32::from(freed??);
