@@ -440,3 +440,20 @@ async fn every_key_is_free_once_its_users_are_gone() {
         until("held", || free.is_some()).await;
     }
 }
+
+/// A try that finds the lock held is not in the way of the next one of the same handle.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn who_was_told_busy_gets_it_once_it_is_free() {
+    let store = MemoryStore::new();
+    let open = || MemoryBackend::builder().store(&store).build();
+    let (one, two) = (open(), open());
+    let (key, once) = (Key::new("x").unwrap(), LockOptions::try_once());
+    for round in 0..500 {
+        let held = two.lock(&key, once).await.unwrap().unwrap();
+        assert!(one.lock(&key, once).await.unwrap().is_none());
+        held.release().await.unwrap();
+        let next = one.lock(&key, once).await.unwrap();
+        assert!(next.is_some(), "told busy in round {round}, and nobody had it");
+        next.unwrap().release().await.unwrap();
+    }
+}

@@ -203,14 +203,31 @@ impl<D: SessionDriver> Worker<D> {
         for ((permit, request), outcome) in plan.tries.into_iter().zip(answer.tries) {
             match outcome {
                 Try::Granted(token) => self.grant(permit, request, token, 0, *heard),
-                Try::Refused(error) => request.answer(Err(error)),
+                Try::Refused(error) => {
+                    drop(permit);
+                    request.answer(Err(error));
+                }
                 Try::Busy => {
-                    if let Some(mut request) = live_within(&permit, Some(request)) {
-                        request.waits(&self.shared.observer);
-                        match self.role {
-                            Role::Main | Role::Further => dispatch(&self.shared, permit, request),
-                            Role::Waiter => self.queued.push((permit, request)),
+                    let (waits, late) = match request.deadline.has_passed() {
+                        true => (None, Some(request)),
+                        false => (Some(request), None),
+                    };
+                    match live_within(&permit, waits) {
+                        None => drop(permit),
+                        Some(mut request) => {
+                            request.waits(&self.shared.observer);
+                            match self.role {
+                                Role::Main | Role::Further => {
+                                    dispatch(&self.shared, permit, request);
+                                }
+                                Role::Waiter => self.queued.push((permit, request)),
+                            }
                         }
+                    }
+                    // after the permit has passed on: who tries again at once must not be in its
+                    // own way
+                    if let Some(late) = late {
+                        late.answer(Ok(None));
                     }
                 }
             }
