@@ -150,12 +150,6 @@ impl Scene {
         Arc::new(ClaimEngine::new(Transactions { sessions, leaks: self.leaks }))
     }
 
-    fn allowed(&self, error: &Error) {
-        if self.world.failures() == 0 {
-            self.world.violated(format!("an error without a fault: {error}"));
-        }
-    }
-
     async fn client(
         self,
         who: &'static str,
@@ -169,14 +163,8 @@ impl Scene {
             let (engine, keys) = (engine.clone(), keys.clone());
             async move { engine.claim(&keys, ClaimOptions::default().wait(Duration::MAX)).await }
         };
-        let claim = match droppable(&self.world, who, call).await {
-            None => return,
-            Some(Ok(Some(claim))) => claim,
-            Some(Ok(None)) => {
-                return self.world.violated(format!("{who} waits for ever and got nothing"));
-            }
-            Some(Err(error)) => return self.allowed(&error),
-        };
+        let call = droppable(&self.world, who, call).await;
+        let Some(claim) = self.world.taken(who, call) else { return };
         let mut tickets = Vec::new();
         for key in &keys {
             let (token, floor) = (claim.token(), self.beliefs.floor(key));
@@ -193,7 +181,7 @@ impl Scene {
             Ends::RollsBack => droppable(&self.world, who, claim.rollback()).await,
         };
         if let Some(Err(error)) = ended {
-            self.allowed(&error);
+            self.world.allowed(&error);
         }
     }
 
@@ -222,11 +210,11 @@ impl Scene {
             match engine.claim(&keys, opts).await {
                 Ok(Some(claim)) => {
                     if let Err(error) = claim.rollback().await {
-                        self.allowed(&error);
+                        self.world.allowed(&error);
                     }
                 }
                 Ok(None) => self.world.violated("they cannot be had afterwards".to_owned()),
-                Err(error) => self.allowed(&error),
+                Err(error) => self.world.allowed(&error),
             }
         }
         let took = start.elapsed();
@@ -260,34 +248,25 @@ async fn gives_up(scene: Scene) {
         match one.claim(&keys, ClaimOptions::default()).await {
             Ok(Some(claim)) => drop(claim.commit().await),
             Ok(None) => late.world.violated("a part of a claim stayed".to_owned()),
-            Err(error) => late.allowed(&error),
+            Err(error) => late.world.allowed(&error),
         }
     });
     let keys = Keys::new(["a", "b"]).expect("valid keys");
     match two.claim(&keys, ClaimOptions::default().wait(Duration::from_secs(1))).await {
         Ok(claim) => drop(claim),
-        Err(error) => scene.allowed(&error),
+        Err(error) => scene.world.allowed(&error),
     }
     drop(holder.await);
 }
 
-macro_rules! scenario {
-    ($name:ident) => {
-        scenario!($name, Mutant::None, false)
-    };
-    ($name:ident, $mutant:expr, $leaks:expr) => {
-        |world: World| -> Task { Box::pin($name(Scene::new(world, $mutant, $leaks))) }
-    };
-}
-
 #[test]
 fn overlapping_sets_are_right_under_every_schedule() {
-    holds("claims: sets", scenario!(sets), &[(2, 0), (0, 1)], 700);
+    holds("claims: sets", scenario!(sets, Mutant::None, false), &[(2, 0), (0, 1)], 700);
 }
 
 #[test]
 fn a_claim_that_gives_up_leaves_nothing_under_every_schedule() {
-    holds("claims: gives up", scenario!(gives_up), &[(2, 0), (1, 1)], 1000);
+    holds("claims: gives up", scenario!(gives_up, Mutant::None, false), &[(2, 0), (1, 1)], 1000);
 }
 
 #[test]

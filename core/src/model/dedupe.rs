@@ -10,19 +10,18 @@ use tokio::task::JoinHandle;
 use tokio::time::{Instant, sleep};
 
 use super::beliefs::Beliefs;
-use super::droppable;
 use super::explorer::{Task, finds, holds};
-use super::world::{Fate, World, cut};
+use super::world::World;
+use super::{droppable, key};
 use crate::backend::{Admit, AdmitAnswer, DedupeDriver, Owner};
 use crate::dedupe::{Admission, Dedupe};
 use crate::engine::DedupeEngine;
-use crate::error::{Error, Result};
+use crate::error::Result;
 use crate::key::Key;
 use crate::options::DedupeOptions;
 use crate::token::FencingToken;
 
 const IN_PROGRESS: Duration = Duration::from_secs(30);
-const FATES: &[Fate] = &[Fate::Fails, Fate::Unanswered, Fate::Late(Duration::from_secs(6))];
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Mutant {
@@ -122,14 +121,7 @@ impl Driver {
     ) -> Result<T> {
         let server = self.server.clone();
         let name = format!("handle {} {what}", self.handle);
-        let asked = move |fate| match fate {
-            Fate::Fails => Err(cut()),
-            fate => {
-                let answer = run(&server);
-                if fate == Fate::Unanswered { Err(cut()) } else { Ok(answer) }
-            }
-        };
-        self.server.world.request(name, FATES, asked).await
+        self.server.world.ask(name, move || run(&server)).await
     }
 }
 
@@ -178,11 +170,11 @@ enum Ends {
 }
 
 impl Scene {
-    fn new(world: &World, mutant: Mutant) -> Self {
-        let server = Server { world: world.clone(), mutant, rows: Arc::default() };
+    fn new(world: World, mutant: Mutant) -> Self {
+        let server = Server { world, mutant, rows: Arc::default() };
         let scene = Self { server, beliefs: Beliefs::default(), done: Arc::default() };
         let checked = scene.clone();
-        world.check(move || checked.check());
+        scene.server.world.check(move || checked.check());
         scene
     }
 
@@ -205,12 +197,6 @@ impl Scene {
         Arc::new(DedupeEngine::new(Driver { server: self.server.clone(), handle }))
     }
 
-    fn allowed(&self, error: &Error) {
-        if self.server.world.failures() == 0 {
-            self.server.world.violated(format!("an error without a fault: {error}"));
-        }
-    }
-
     fn start(
         &self,
         who: &'static str,
@@ -220,7 +206,7 @@ impl Scene {
     ) -> JoinHandle<()> {
         let (scene, engine, world) = (self.clone(), engine.clone(), self.server.world.clone());
         self.server.world.spawn(who, async move {
-            let key = Key::new("a").expect("a valid key");
+            let key = key("a");
             let call = {
                 let key = key.clone();
                 let opts = DedupeOptions::default().in_progress(IN_PROGRESS);
@@ -228,7 +214,7 @@ impl Scene {
             };
             let guard = match droppable(&world, who, call).await {
                 Some(Ok(Admission::First(guard))) => guard,
-                Some(Err(error)) => return scene.allowed(&error),
+                Some(Err(error)) => return world.allowed(&error),
                 None | Some(Ok(_)) => return,
             };
             let (token, floor) = (guard.token(), scene.beliefs.floor(&key));
@@ -250,7 +236,7 @@ impl Scene {
                 }
             };
             if let Some(Err(error)) = ended {
-                scene.allowed(&error);
+                world.allowed(&error);
             }
         })
     }
@@ -261,7 +247,7 @@ impl Scene {
             drop(client.await); // a panic is a violation by itself
         }
         let (probe, start) = (self.open(9), Instant::now());
-        let key = Key::new("a").expect("a valid key");
+        let key = key("a");
         loop {
             let within = match self.server.world.failures() {
                 0 => Duration::from_millis(1),
@@ -283,7 +269,7 @@ impl Scene {
                     return self.server.world.violated(what);
                 }
                 Ok(Admission::InProgress { .. }) => sleep(within / 4).await,
-                Err(error) => self.allowed(&error),
+                Err(error) => self.server.world.allowed(&error),
             }
         }
     }
@@ -307,15 +293,6 @@ async fn one_gives_up(scene: Scene) {
         scene.start("three", 1, &two, Ends::Abandons),
     ];
     scene.is_settled(clients).await;
-}
-
-macro_rules! scenario {
-    ($name:ident) => {
-        scenario!($name, Mutant::None)
-    };
-    ($name:ident, $mutant:expr) => {
-        |world: World| -> Task { Box::pin($name(Scene::new(&world, $mutant))) }
-    };
 }
 
 #[test]

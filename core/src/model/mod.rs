@@ -5,6 +5,16 @@
 //! which task is polled next, which request reaches the store next and what becomes of it, when a
 //! session is cut and when a caller drops its call; [`world`] is what it decides about.
 
+/// A scenario as the [`explorer`] plays it, with what is planted in its scene.
+macro_rules! scenario {
+    ($name:ident) => {
+        scenario!($name, Mutant::None)
+    };
+    ($name:ident, $($planted:expr),+) => {
+        |world: World| -> Task { Box::pin($name(Scene::new(world, $($planted),+))) }
+    };
+}
+
 mod beliefs;
 mod claims;
 mod dedupe;
@@ -19,6 +29,7 @@ use rand::RngExt;
 
 use self::world::World;
 pub(crate) use self::world::steered;
+use crate::key::Key;
 
 /// The same numbers in each run of a schedule.
 pub(crate) fn random_u128() -> u128 {
@@ -27,6 +38,10 @@ pub(crate) fn random_u128() -> u128 {
 
 pub(crate) fn random_part() -> f64 {
     World::current().map_or_else(|| rand::rng().random_range(0.5..=1.0), |_| 1.0)
+}
+
+fn key(name: &str) -> Key {
+    Key::new(name).expect("a valid key")
 }
 
 /// A future that the explorer may have dropped at any moment; none if it was.

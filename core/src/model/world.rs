@@ -149,6 +149,23 @@ impl World {
         answer.await.unwrap_or_else(|_| Err(cut()))
     }
 
+    /// A request of one statement, which is carried out also if nobody waits for its answer any more.
+    pub(super) async fn ask<T: Send + 'static>(
+        &self,
+        name: String,
+        run: impl FnOnce() -> T + Send + 'static,
+    ) -> Result<T> {
+        const FATES: &[Fate] = &[Fate::Fails, Fate::Unanswered, Fate::Late(Duration::from_secs(6))];
+        let asked = move |fate| match fate {
+            Fate::Fails => Err(cut()),
+            fate => {
+                let answer = run();
+                if fate == Fate::Unanswered { Err(cut()) } else { Ok(answer) }
+            }
+        };
+        self.request(name, FATES, asked).await
+    }
+
     /// Something that will happen at the store, sooner or later.
     pub(super) fn happen(
         &self,
@@ -182,6 +199,33 @@ impl World {
     /// Says that a property does not hold; the first one stays.
     pub(super) fn violated(&self, what: String) {
         self.lock().violation.get_or_insert(what);
+    }
+
+    /// An error is one that the faults explain.
+    pub(super) fn allowed(&self, error: &Error) {
+        if self.failures() == 0 {
+            self.violated(format!("an error without a fault: {error}"));
+        }
+    }
+
+    /// What somebody got who waits for ever; none if the call was dropped.
+    pub(super) fn taken<G>(&self, who: &str, call: Option<Result<Option<G>>>) -> Option<G> {
+        match call? {
+            Ok(Some(guard)) => return Some(guard),
+            Ok(None) => {
+                self.violated(format!("{who} waits for ever and was told that others hold"));
+            }
+            Err(error) => self.allowed(&error),
+        }
+        None
+    }
+
+    /// Without faults it took no longer than this.
+    pub(super) fn in_time(&self, start: Instant, within: Duration, what: &str) {
+        let took = start.elapsed();
+        if self.failures() == 0 && took > within {
+            self.violated(format!("{what}: it took {took:?}"));
+        }
     }
 
     /// Looked at after each step.

@@ -10,12 +10,11 @@ use tokio::time::{Instant, sleep, timeout};
 
 use self::server::{Driver, Mutant, Server};
 use super::beliefs::Beliefs;
-use super::droppable;
 use super::explorer::{Task, finds, holds};
 use super::world::World;
+use super::{droppable, key};
 use crate::engine::LeaseEngine;
-use crate::error::{Error, ErrorKind};
-use crate::key::Key;
+use crate::error::ErrorKind;
 use crate::lease::{Lease, LeaseGuard};
 use crate::options::LeaseOptions;
 
@@ -43,10 +42,6 @@ enum Ends {
     Forgets,
 }
 
-fn key(name: &str) -> Key {
-    Key::new(name).expect("a valid key")
-}
-
 impl Scene {
     fn new(world: World, mutant: Mutant) -> Self {
         let server = Server::new(&world, mutant);
@@ -72,27 +67,10 @@ impl Scene {
         Arc::new(LeaseEngine::new(self.server.driver(handle)))
     }
 
-    /// An error is one that the faults explain.
-    fn allowed(&self, error: &Error) {
-        if self.world.failures() == 0 {
-            self.world.violated(format!("an error without a fault: {error}"));
-        }
-    }
-
     async fn take(&self, who: &str, engine: &Engine, opts: LeaseOptions) -> Option<LeaseGuard> {
         let engine = engine.clone();
         let call = async move { engine.lease(&key("a"), opts).await };
-        match droppable(&self.world, who, call).await? {
-            Ok(Some(guard)) => Some(guard),
-            Ok(None) => {
-                self.world.violated(format!("{who} waits for ever and was told that others hold"));
-                None
-            }
-            Err(error) => {
-                self.allowed(&error);
-                None
-            }
-        }
+        self.world.taken(who, droppable(&self.world, who, call).await)
     }
 
     async fn client(self, who: &'static str, handle: usize, engine: Engine, ends: Ends) {
@@ -121,7 +99,7 @@ impl Scene {
         }
         drop(ticket);
         if let Some(Err(error)) = droppable(&self.world, who, guard.release()).await {
-            self.allowed(&error);
+            self.world.allowed(&error);
         }
     }
 
@@ -142,20 +120,17 @@ impl Scene {
         match probe.lease(&key("a"), opts).await {
             Ok(Some(guard)) => {
                 if let Err(error) = guard.release().await {
-                    self.allowed(&error);
+                    self.world.allowed(&error);
                 }
             }
             Ok(None) => self.world.violated("it cannot be had afterwards".to_owned()),
-            Err(error) => self.allowed(&error),
+            Err(error) => self.world.allowed(&error),
         }
         self.in_time(start, Duration::ZERO);
     }
 
     fn in_time(&self, start: Instant, within: Duration) {
-        let took = start.elapsed();
-        if self.world.failures() == 0 && took > within {
-            self.world.violated(format!("somebody was woken too late: it took {took:?}"));
-        }
+        self.world.in_time(start, within, "somebody was woken too late");
     }
 
     async fn joined(&self, clients: Vec<JoinHandle<()>>, within: Duration) {
@@ -224,7 +199,7 @@ async fn close(scene: Scene) {
     };
     let clients = vec![caller("holder"), caller("waiter")];
     if let Err(error) = one.close().await {
-        scene.allowed(&error);
+        scene.world.allowed(&error);
     }
     let late = one.lease(&key("a"), LeaseOptions::try_once()).await;
     if !late.is_err_and(|error| error.kind() == ErrorKind::Unavailable) {
@@ -235,15 +210,6 @@ async fn close(scene: Scene) {
     }
     sleep(Duration::from_millis(1)).await;
     scene.all_is_free().await;
-}
-
-macro_rules! scenario {
-    ($name:ident) => {
-        scenario!($name, Mutant::None)
-    };
-    ($name:ident, $mutant:expr) => {
-        |world: World| -> Task { Box::pin($name(Scene::new(world, $mutant))) }
-    };
 }
 
 #[test]

@@ -17,9 +17,6 @@ use crate::key::Key;
 use crate::token::FencingToken;
 
 /// Later than the engine waits for an answer.
-const LATE: Fate = Fate::Late(Duration::from_secs(6));
-const FATES: &[Fate] = &[Fate::Fails, Fate::Unanswered, LATE];
-
 /// A fault that is planted in the store or its driver.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Mutant {
@@ -155,7 +152,6 @@ pub(super) struct Driver {
 }
 
 impl Driver {
-    /// A request that is carried out also if nobody waits for its answer any more.
     async fn ask<T: Send + 'static>(
         &self,
         what: String,
@@ -163,14 +159,7 @@ impl Driver {
     ) -> Result<T> {
         let server = self.server.clone();
         let name = format!("handle {} {what}", self.handle);
-        let asked = move |fate| match fate {
-            Fate::Fails => Err(cut()),
-            fate => {
-                let answer = run(&server);
-                if fate == Fate::Unanswered { Err(cut()) } else { Ok(answer) }
-            }
-        };
-        self.server.world.request(name, FATES, asked).await
+        self.server.world.ask(name, move || run(&server)).await
     }
 }
 

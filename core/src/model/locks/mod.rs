@@ -9,12 +9,12 @@ use tokio::time::Instant;
 
 use self::server::{Driver, Mutant, Server};
 use super::beliefs::Beliefs;
-use super::droppable;
 use super::explorer::{Task, finds, holds};
 use super::world::World;
+use super::{droppable, key};
 use crate::backend::SessionLimits;
 use crate::engine::SessionEngine;
-use crate::error::{Error, Result};
+use crate::error::Result;
 use crate::key::Key;
 use crate::named::{LockGuard, NamedLock};
 use crate::options::LockOptions;
@@ -40,10 +40,6 @@ enum Ends {
     Drops,
     /// Holds until it is told that the lock is lost, or so long.
     After(Duration),
-}
-
-fn key(name: &str) -> Key {
-    Key::new(name).expect("a valid key")
 }
 
 impl Scene {
@@ -74,29 +70,12 @@ impl Scene {
         Arc::new(SessionEngine::new(self.server.driver(handle, self.limits)))
     }
 
-    /// An error is one that the faults explain.
-    fn allowed(&self, error: &Error) {
-        if self.world.failures() == 0 {
-            self.world.violated(format!("an error without a fault: {error}"));
-        }
-    }
-
     /// Takes the lock, waiting for as long as it takes; drops the call if the explorer says so.
     async fn take(&self, who: &str, engine: &Engine, key: &Key) -> Option<LockGuard> {
         let (engine, wanted) = (engine.clone(), key.clone());
         let opts = LockOptions::default().wait(Duration::MAX);
         let call = async move { engine.lock(&wanted, opts).await };
-        match droppable(&self.world, who, call).await? {
-            Ok(Some(guard)) => Some(guard),
-            Ok(None) => {
-                self.world.violated(format!("{who} waits for ever and was told that others hold"));
-                None
-            }
-            Err(error) => {
-                self.allowed(&error);
-                None
-            }
-        }
+        self.world.taken(who, droppable(&self.world, who, call).await)
     }
 
     async fn client(self, who: &'static str, handle: usize, engine: Engine, key: Key, ends: Ends) {
@@ -109,7 +88,7 @@ impl Scene {
                     self.world.violated(fault);
                 }
             }
-            Err(error) => self.allowed(&error),
+            Err(error) => self.world.allowed(&error),
         }
         if let Ends::After(time) = ends {
             let lost = guard.lost();
@@ -121,7 +100,7 @@ impl Scene {
             return;
         }
         if let Some(Err(error)) = droppable(&self.world, who, guard.release()).await {
-            self.allowed(&error);
+            self.world.allowed(&error);
         }
     }
 
@@ -147,17 +126,14 @@ impl Scene {
                 Ok(Some(guard)) => {
                     drop(self.beliefs.add("the probe", 9, &key, None, guard.lost()));
                     if let Err(error) = guard.release().await {
-                        self.allowed(&error);
+                        self.world.allowed(&error);
                     }
                 }
                 Ok(None) => self.world.violated(format!("{name} cannot be had afterwards")),
-                Err(error) => self.allowed(&error),
+                Err(error) => self.world.allowed(&error),
             }
         }
-        let took = start.elapsed();
-        if self.world.failures() == 0 && took > within {
-            self.world.violated(format!("it took {took:?} until all could be had"));
-        }
+        self.world.in_time(start, within, "all could be had too late");
     }
 }
 
@@ -168,10 +144,7 @@ async fn joined(start: Instant, scene: &Scene, clients: Vec<tokio::task::JoinHan
     for client in clients {
         drop(client.await); // a panic is a violation by itself
     }
-    let took = start.elapsed();
-    if scene.world.failures() == 0 && took > AT_ONCE {
-        scene.world.violated(format!("somebody was woken too late: it took {took:?}"));
-    }
+    scene.world.in_time(start, AT_ONCE, "somebody was woken too late");
 }
 
 /// Three callers of one process on one key.
@@ -286,7 +259,7 @@ async fn finite(scene: Scene) {
             match got {
                 Ok(Some(guard)) => drop(scene.beliefs.add(who, handle, &a, None, guard.lost())),
                 Ok(None) => {}
-                Err(error) => scene.allowed(&error),
+                Err(error) => scene.world.allowed(&error),
             }
         })
     };
@@ -296,15 +269,6 @@ async fn finite(scene: Scene) {
     }
     drop(holder.await);
     scene.all_is_free(&["a"], AT_ONCE).await;
-}
-
-macro_rules! scenario {
-    ($name:ident) => {
-        scenario!($name, Mutant::None)
-    };
-    ($name:ident, $mutant:expr) => {
-        |world: World| -> Task { Box::pin($name(Scene::new(world, $mutant))) }
-    };
 }
 
 #[test]
