@@ -156,7 +156,7 @@ async fn settings_of_the_server_are_found(harness: Arc<MySqlHarness>) -> Verdict
 }
 
 /// A replica that reads the log is told of, also while statements have bytes that are no text, which
-/// fail the list of connections in information_schema on MySQL.
+/// fail the list of connections in `information_schema` on MySQL.
 async fn a_replica_is_seen_beside_any_statement(harness: Arc<MySqlHarness>) -> Verdict {
     let kind = harness.kind();
     let start = |id: &'static str| {
