@@ -9,7 +9,7 @@ use leasehold_conformance::servers::Server;
 use mysql_async::prelude::Queryable;
 use mysql_async::{Conn, Opts, OptsBuilder, Pool, Transaction};
 
-use super::{ANSWER, KEEPALIVE, Lab, NAMESPACE, Shop, failed};
+use super::{ANSWER, Census, KEEPALIVE, Lab, NAMESPACE, Shop, failed};
 
 /// User-level locks, transactions and the names of clients are shown only where these are on.
 pub(super) const ARGUMENTS: [&str; 4] = [
@@ -114,6 +114,19 @@ impl Lab for MySqlLab {
             drop(admin.query_drop(format!("KILL {session}")).await);
         }
         Ok(true)
+    }
+
+    async fn census(&self) -> Result<Census> {
+        let mut admin = self.admin().await?;
+        let sessions = "SELECT COUNT(*) FROM information_schema.PROCESSLIST p \
+            JOIN performance_schema.session_connect_attrs a ON a.PROCESSLIST_ID = p.ID \
+            WHERE a.ATTR_NAME = 'torture_client' AND a.ATTR_VALUE <> 'controller'";
+        let connections = admin.query_first(sessions).await.map_err(failed)?;
+        let tables = ["lease", "dedupe", "token", "claim", "session"];
+        let counts = tables.map(|table| format!("(SELECT COUNT(*) FROM test.leasehold_{table})"));
+        let sum = format!("SELECT {}", counts.join(" + "));
+        let entries = admin.query_first(sum).await.map_err(failed)?;
+        Ok(Census { connections, entries })
     }
 
     async fn leftovers(&self) -> Result<Vec<String>> {
