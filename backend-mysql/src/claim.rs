@@ -28,7 +28,7 @@ const SLICE: Duration = Duration::from_secs(10);
 pub(crate) const ANSWER: Duration = Duration::from_secs(5);
 
 /// A connection says so often whose it is, so that the entry of one that is in use is not old.
-const INTRODUCED: Duration = Duration::from_secs(600);
+pub(crate) const INTRODUCED: Duration = Duration::from_secs(60);
 
 /// By what claims exclude each other.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

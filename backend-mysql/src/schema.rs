@@ -50,6 +50,9 @@ const KEEP_NUMBERS: u64 = 1_000;
 const KEEP_CLAIM: u64 = 24 * 60 * 60 * 1_000_000;
 /// A session that has just been opened may not have its marker yet.
 const KEEP_SESSION: u64 = 60 * 1_000_000;
+/// A connection of a pool that does not say for so long whose it is is not in use, or has a claim
+/// that takes longer: that is one of the connections which can be listed, if it is our user's.
+const KEEP_POOLED: u64 = 2 * crate::claim::INTRODUCED.as_micros() as u64;
 
 /// Creates what is missing. Every statement can be run again and side by side with itself.
 pub(crate) async fn migrate(store: &Store) -> Result<()> {
@@ -269,13 +272,16 @@ async fn purge_claims(store: &Store) -> Result<()> {
     purge_rows(store, &store.tables.claim, &old).await.map(|_| ())
 }
 
-/// Those that have ended, and those of a pool that have not been used for long.
+/// Those that have ended, and those of a pool that have not been used for long. A pool opens
+/// connections all the time where claims are given up on, so that their rows must not stay.
 async fn purge_sessions(store: &Store) -> Result<()> {
     let table = &store.tables.session;
     let find = format!(
         "SELECT connection, LOWER(HEX(scope)), since FROM {table} \
-         WHERE since < {NOW} - IF(marker = '', {KEEP_CLAIM}, {KEEP_SESSION}) \
-           AND (marker = '' OR IS_USED_LOCK(marker) IS NULL) LIMIT {BATCH}"
+         WHERE since < {NOW} - IF(marker = '', {KEEP_POOLED}, {KEEP_SESSION}) \
+           AND IF(marker = '', since < {NOW} - {KEEP_CLAIM} OR connection NOT IN \
+             (SELECT ID FROM information_schema.PROCESSLIST), IS_USED_LOCK(marker) IS NULL) \
+         LIMIT {BATCH}"
     );
     loop {
         let ended: Vec<(u64, String, i64)> = store.rows(&find).await?;

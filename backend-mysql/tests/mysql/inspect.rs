@@ -372,6 +372,20 @@ async fn entries_of_ended_sessions_are_purged(harness: Arc<MySqlHarness>) -> Ver
     backend.housekeep().await?;
     let count = conn.query_first::<u64, _>(&rows).await?;
     ensure!(count == Some(2), "{count:?} are left of what is new");
+    // of a while ago: one of a pool that has ended meanwhile, and one that is still open
+    let ended = format!(
+        "INSERT INTO leasehold_session (connection, scope, holder, marker, since) \
+         SELECT 4294967295, scope, holder, '', since FROM leasehold_session \
+         WHERE scope = '{namespace}' AND marker = ''"
+    );
+    conn.query_drop(&ended).await?;
+    let earlier = format!(
+        "UPDATE leasehold_session SET since = since - 180 * 1000000 WHERE scope = '{namespace}'"
+    );
+    conn.query_drop(&earlier).await?;
+    backend.housekeep().await?;
+    let count = conn.query_first::<u64, _>(&rows).await?;
+    ensure!(count == Some(2), "{count:?} are left of what is open, and of a connection that ended");
     let age = format!("UPDATE leasehold_session SET since = 0 WHERE scope = '{namespace}'");
     conn.query_drop(&age).await?;
     backend.housekeep().await?;

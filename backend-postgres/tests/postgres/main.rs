@@ -16,6 +16,8 @@ mod limits;
 mod pooler;
 mod schema;
 mod sessions;
+#[cfg(feature = "rustls")]
+mod tls;
 
 /// Makes a test for each version of each `async fn(&Env)`.
 macro_rules! on_both {

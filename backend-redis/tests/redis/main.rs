@@ -18,5 +18,7 @@ mod keyspace;
 mod lab;
 mod locks;
 mod quorum;
+#[cfg(feature = "rustls")]
+mod tls;
 mod tokens;
 mod wakes;

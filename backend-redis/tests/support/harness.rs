@@ -218,8 +218,9 @@ impl Harness for RedisHarness {
             let mut raw = Raw::open(port).await?;
             // no key without a ttl ever exists; -2: it has expired meanwhile
             let ttl = raw.tell(&["PTTL", &name]).await?.number();
-            let held =
-                ["lock", "lease", "claim"].iter().any(|kind| name.contains(&format!("}}:{kind}:")));
+            // after the tag; a key may be named like anything
+            let what = name.split_once("}:").map_or("", |(_, what)| what);
+            let held = ["lock:", "lease:", "claim:"].iter().any(|kind| what.starts_with(kind));
             if ttl == -1 {
                 left.push(format!("{name} without a ttl"));
             } else if held && ttl > 0 {

@@ -8,6 +8,7 @@ mod commit;
 mod dedupe;
 mod expiry;
 mod faults;
+mod hostile;
 mod inspect;
 mod keys;
 mod lease;
@@ -29,6 +30,7 @@ const PARTS: &[&[Case]] = &[
     dedupe::CASES,
     takeover::CASES,
     keys::CASES,
+    hostile::CASES,
     cancel::CASES,
     faults::CASES,
     inspect::CASES,

@@ -29,6 +29,7 @@
 //!
 //! Signals and `/proc` make this a module for Linux; with URLs it works on any Unix.
 
+pub mod certificates;
 mod error;
 mod fetch;
 mod instance;

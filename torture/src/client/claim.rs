@@ -22,9 +22,9 @@ impl Ctx {
         }
         let op = self.log.op();
         let Some(mut claim) = self.claimed(op, rng, names.clone()).await else { return };
-        let pause = Duration::from_millis(match rng.random_range(0..20) {
-            0 => rng.random_range(500..5000),
-            _ => rng.random_range(0..10),
+        let pause = Duration::from_millis(match self.dawdles(rng, 0.05) {
+            true => rng.random_range(500..5000),
+            false => rng.random_range(0..10),
         });
         let token = claim.token().value();
         let noted = async {

@@ -6,7 +6,7 @@ use leasehold::{Admission, DedupeOptions, Key};
 use rand::RngExt;
 use rand::rngs::StdRng;
 
-use super::{Ctx, micros, perhaps_cancelled, round, told};
+use super::{Ctx, MOMENT, micros, perhaps_cancelled, round, told};
 use crate::event::{Do, Kind, Part};
 
 /// After this time one that is not done can be taken over.
@@ -17,10 +17,13 @@ impl Ctx {
         let at_once = rng.random_bool(0.2);
         let name = format!("{}-{}", round(), rng.random_range(0..3));
         let name = if at_once { format!("once-{name}") } else { name };
-        let name = self.fresh(rng).unwrap_or(name);
+        let (name, retain) = match self.fresh(rng) {
+            Some(fresh) => (fresh, MOMENT),
+            None => (name, self.retain),
+        };
         let key = Key::new(&name).expect("a short name is a key");
         let op = self.log.op();
-        let opts = DedupeOptions::default().retain(self.retain);
+        let opts = DedupeOptions::default().retain(retain);
         let (opts, ttl) = match at_once {
             true => (opts.done_at_once(), None),
             false => (opts.in_progress(IN_PROGRESS), Some(micros(IN_PROGRESS))),

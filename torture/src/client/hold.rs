@@ -47,7 +47,7 @@ impl Ctx {
     /// A write in a transaction that verifies the lease first.
     pub(super) async fn verified_write(&self, op: u64, lease: &LeaseGuard, rng: &mut StdRng) {
         let name = format!("lease:{}", lease.key());
-        let pause = pause(rng);
+        let pause = self.pause(rng);
         let mut at = (None, 0);
         self.log.put(op, Do::Write);
         let written = async {
@@ -63,7 +63,7 @@ impl Ctx {
     /// A write that the store's fence accepts or rejects by the token, as a resource would.
     pub(super) async fn fenced_write(&self, op: u64, key: &Key, token: u64, rng: &mut StdRng) {
         let name = format!("lock:{key}");
-        let pause = pause(rng);
+        let pause = self.pause(rng);
         let mut at = (None, 0);
         self.log.put(op, Do::Write);
         let written = async {
@@ -99,6 +99,14 @@ impl Ctx {
         Ok((Some(seq), before))
     }
 
+    /// Mostly none.
+    fn pause(&self, rng: &mut StdRng) -> Duration {
+        Duration::from_millis(match self.dawdles(rng, 0.1) {
+            true => rng.random_range(0..1500),
+            false => rng.random_range(0..5),
+        })
+    }
+
     async fn transaction(&self, keys: &Keys) -> Result<Claim, Error> {
         let opts = ClaimOptions::default().wait(Duration::from_secs(3));
         let claim = self.backend.claim(keys, opts).await?;
@@ -108,14 +116,6 @@ impl Ctx {
     async fn verify(&self, lease: &LeaseGuard, claim: &mut Claim) -> Result<(), Error> {
         self.shop.verify(lease, claim).await
     }
-}
-
-/// Mostly none.
-fn pause(rng: &mut StdRng) -> Duration {
-    Duration::from_millis(match rng.random_range(0..10) {
-        0 => rng.random_range(0..1500),
-        _ => rng.random_range(0..5),
-    })
 }
 
 /// A statement of the client's own; one that takes too long counts as failed.

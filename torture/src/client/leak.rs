@@ -51,12 +51,13 @@ impl Leak {
             }
             Self::Connections if operations.is_multiple_of(10) => handle(ctx).await,
             Self::Rows => {
-                let name = format!("left-{:032x}", rand::random::<u128>());
-                let opts =
-                    DedupeOptions::default().retain(Duration::from_secs(3600)).done_at_once();
-                let key = Key::new(name).expect("a short name is a key");
-                // one that fails leaves nothing: others will
-                drop(ctx.backend.admit(&key, opts).await);
+                for _ in 0..4 {
+                    let name = format!("left-{:032x}", rand::random::<u128>());
+                    let opts = DedupeOptions::default().retain(Duration::from_secs(3600));
+                    let key = Key::new(name).expect("a short name is a key");
+                    // one that fails leaves nothing: others will
+                    drop(ctx.backend.admit(&key, opts.done_at_once()).await);
+                }
                 None
             }
             Self::Descriptors | Self::Connections => None,

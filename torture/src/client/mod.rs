@@ -34,6 +34,8 @@ pub const ROUND: Duration = Duration::from_secs(3);
 pub const SLOTS: i64 = 3;
 /// Slots, what is first seen with them and what is done are remembered for longer than any run.
 const RETAIN: Duration = Duration::from_secs(24 * 60 * 60);
+/// So long where the key is nobody's any more.
+const MOMENT: Duration = Duration::from_secs(4);
 /// Operations at once in a client.
 const TASKS: u64 = 4;
 /// A statement of the client's own on a transaction takes at most so long: the library does not
@@ -105,7 +107,8 @@ struct Ctx {
     log: Log,
     /// What is done or first seen is remembered for so long.
     retain: Duration,
-    /// The share of operations on keys that nobody ever uses again.
+    /// The share of operations on keys that nobody ever uses again, of which what is done is
+    /// remembered only for a moment; then nobody is in the way of others for long, either.
     fresh: f64,
     /// The longest pause between two operations.
     idle: Duration,
@@ -233,6 +236,11 @@ impl Ctx {
     /// The key of a lock, lease or claim.
     fn name(&self, rng: &mut StdRng) -> String {
         self.fresh(rng).unwrap_or_else(|| KEYS[rng.random_range(0..KEYS.len())].to_owned())
+    }
+
+    /// Now and then something is held for long, unless it is about how much is done.
+    fn dawdles(&self, rng: &mut StdRng, chance: f64) -> bool {
+        self.fresh == 0.0 && rng.random_bool(chance)
     }
 
     /// One that nobody ever uses again, if it is to be one.

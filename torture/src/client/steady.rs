@@ -10,16 +10,16 @@ use tokio::runtime::Handle;
 use tokio::sync::{mpsc, watch};
 
 use super::leak::Leak;
-use super::{CLOSE, Ctx, Order, ROUND, operate};
+use super::{CLOSE, Ctx, MOMENT, Order, operate};
 use crate::store::{Shop, StoreKind, failed};
 
 /// Operations at once.
 pub const TASKS: u64 = 24;
-/// What is done or first seen is remembered for so long: for longer than the round in which
-/// somebody asks for it.
-const RETAIN: Duration = ROUND.saturating_add(Duration::from_secs(1));
-/// After so long nothing of what was acquired before lives: longer than each ttl of a client.
-pub(crate) const SETTLE: Duration = RETAIN.saturating_add(Duration::from_millis(500));
+/// What is done or first seen in a round is remembered for so long: not much later somebody asks
+/// for it for the last time.
+const RETAIN: Duration = Duration::from_secs(60);
+/// After so long nothing else of what was acquired before lives: longer than each ttl of a client.
+pub(crate) const SETTLE: Duration = MOMENT.saturating_add(Duration::from_millis(500));
 /// The longest pause of a task.
 const IDLE: Duration = Duration::from_millis(30);
 /// The share of operations on keys that nobody ever uses again.

@@ -66,7 +66,7 @@ impl fmt::Display for What {
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Sample {
     pub(super) operations: u64,
-    memory: u64,
+    pub(super) memory: u64,
     tasks: u64,
     threads: u64,
     descriptors: u64,

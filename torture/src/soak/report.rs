@@ -17,6 +17,8 @@ pub struct Report {
     pub length: Duration,
     /// The client's operations, and how many events they recorded.
     pub operations: (u64, u64),
+    /// The client's memory each time that it rested, in KiB.
+    pub memory: Vec<u64>,
     /// What was counted.
     pub grown: Vec<Grown>,
     /// What must never be.
@@ -46,6 +48,7 @@ impl Report {
             store: options.store,
             length: options.length,
             operations: (0, 0),
+            memory: Vec::new(),
             grown: Vec::new(),
             violations: Vec::new(),
             parts: Vec::new(),
@@ -55,6 +58,7 @@ impl Report {
 
     pub(super) fn samples(&mut self, samples: &[Sample], events: u64) {
         self.operations = (samples.last().map_or(0, |sample| sample.operations), events);
+        self.memory = samples.iter().map(|sample| sample.memory).collect();
         self.grown = Grown::all(samples);
     }
 
@@ -105,6 +109,8 @@ impl fmt::Display for Report {
             let verdict = if grown.is_wrong() { "   GREW" } else { "" };
             writeln!(f, "  {what:<28}{warm:>10}{most:>10}{end:>10}{bound:>10}{verdict}")?;
         }
+        let memory: Vec<_> = self.memory.iter().map(u64::to_string).collect();
+        writeln!(f, "  memory in the course of it: {}", memory.join(" "))?;
         for part in &self.parts {
             let Part { name, took, figures, wrong } = part;
             writeln!(f, "  {name}: {figures}, in {:.1} s", took.as_secs_f64())?;
