@@ -5,12 +5,15 @@ use std::process::ExitCode;
 use std::time::Duration;
 
 use clap::{Parser, Subcommand};
-use leasehold_torture::client::{Order, work};
+use leasehold_torture::client::leak::Leak;
+use leasehold_torture::client::steady::steady;
+use leasehold_torture::client::{Order, Role, be};
 use leasehold_torture::mutant::Mutant;
 use leasehold_torture::run::{Options, recheck, run};
-use leasehold_torture::store::{StoreKind, join};
-use tokio::io::AsyncReadExt;
-use tokio::sync::watch;
+use leasehold_torture::soak::{self, Report, soak};
+use leasehold_torture::store::{Lab, MemoryLab, StoreKind, join};
+use tokio::io::{AsyncBufReadExt, AsyncReadExt};
+use tokio::sync::{mpsc, watch};
 
 /// Several processes on one store under random faults; every operation is recorded and checked.
 ///
@@ -61,6 +64,9 @@ enum Action {
         /// What it is to do, as JSON.
         order: String,
     },
+    /// One client with many tasks for long, without faults, and what is there may not grow; then
+    /// very many keys, waiters and processes.
+    Soak(Soak),
     /// Checks a record that was kept.
     Check {
         /// Of this backend.
@@ -68,6 +74,33 @@ enum Action {
         /// Its folder.
         record: PathBuf,
     },
+}
+
+#[derive(Debug, clap::Args)]
+struct Soak {
+    /// How long the client works and rests, in minutes.
+    #[arg(long, default_value_t = 10.0)]
+    minutes: f64,
+
+    /// A run on each; all by default.
+    #[arg(value_enum, value_name = "BACKEND")]
+    backends: Vec<StoreKind>,
+
+    /// Fewer keys, waiters and processes.
+    #[arg(long)]
+    short: bool,
+
+    /// Only the client that must not grow.
+    #[arg(long)]
+    steady_only: bool,
+
+    /// All backends at the same time.
+    #[arg(long)]
+    together: bool,
+
+    /// The client leaves this behind, and the run fails unless it is found to grow.
+    #[arg(long, value_enum)]
+    leak: Option<Leak>,
 }
 
 fn main() -> ExitCode {
@@ -82,8 +115,59 @@ fn main() -> ExitCode {
             }
             Err(error) => failure(&error),
         },
+        Some(Action::Soak(arguments)) => soaks(arguments),
         None => runs(&arguments),
     }
+}
+
+/// A soak run on each backend.
+fn soaks(arguments: &Soak) -> ExitCode {
+    let backends = match arguments.backends.as_slice() {
+        [] => &StoreKind::ALL,
+        some => some,
+    };
+    let one = |store: &StoreKind| {
+        let store = *store;
+        println!("soak {store}: {} minutes ...", arguments.minutes);
+        match soak_one(arguments, store) {
+            Ok(report) => {
+                print!("{report}");
+                report.is_sound() == arguments.leak.is_none()
+            }
+            Err(error) => {
+                println!("soak {store} could not be run: {error}");
+                false
+            }
+        }
+    };
+    let passed = if arguments.together {
+        std::thread::scope(|scope| {
+            let runs: Vec<_> = backends.iter().map(|store| scope.spawn(|| one(store))).collect();
+            runs.into_iter().filter_map(|run| run.join().ok()).filter(|passed| *passed).count()
+        })
+    } else {
+        backends.iter().filter(|store| one(store)).count()
+    };
+    concluded(passed, backends.len() - passed)
+}
+
+fn soak_one(arguments: &Soak, store: StoreKind) -> Result<Report, String> {
+    let record = tempfile::tempdir().map_err(|error| error.to_string())?;
+    soak(&soak::Options {
+        store,
+        length: Duration::from_secs_f64(arguments.minutes * 60.0),
+        short: arguments.short,
+        steady_only: arguments.steady_only,
+        leak: arguments.leak,
+        program: std::env::current_exe().map_err(|error| error.to_string())?,
+        record: record.path().to_owned(),
+    })
+}
+
+fn concluded(passed: usize, failed: usize) -> ExitCode {
+    let result = if failed == 0 { "ok" } else { "FAILED" };
+    println!("\ntest result: {result}. {passed} passed; {failed} failed; 0 ignored");
+    if failed == 0 { ExitCode::SUCCESS } else { ExitCode::FAILURE }
 }
 
 /// All runs, one after another.
@@ -96,7 +180,7 @@ fn runs(arguments: &Arguments) -> ExitCode {
         [] => vec![rand::random_range(1..1_000_000)],
         some => some.to_vec(),
     };
-    let (mut passed, mut failed) = (0, 0);
+    let (mut passed, mut failed) = (0usize, 0usize);
     for backend in backends {
         for seed in &seeds {
             println!("torture {backend}: seed {seed} ...");
@@ -110,9 +194,7 @@ fn runs(arguments: &Arguments) -> ExitCode {
             }
         }
     }
-    let result = if failed == 0 { "ok" } else { "FAILED" };
-    println!("\ntest result: {result}. {passed} passed; {failed} failed; 0 ignored");
-    if failed == 0 { ExitCode::SUCCESS } else { ExitCode::FAILURE }
+    concluded(passed, failed)
 }
 
 /// One run; whether it was as it must be.
@@ -168,22 +250,44 @@ fn client(order: &str) -> ExitCode {
         Ok(runtime) => runtime,
         Err(error) => return failure(&error.to_string()),
     };
-    let (stop, stopped) = watch::channel(false);
-    runtime.spawn(async move {
-        // nothing is ever sent: its end is the order to finish
-        drop(tokio::io::stdin().read(&mut [0; 1]).await);
-        stop.send_replace(true);
-    });
-    let done = runtime.block_on(async {
-        let shop = join(order.store, &order.url)?;
-        work(&order, shop, stopped).await
-    });
+    let done = match order.role {
+        Role::Steady(leak) => runtime.block_on(steady_client(&order, leak)),
+        Role::Torture | Role::Crowd(_) => {
+            let (stop, stopped) = watch::channel(false);
+            runtime.spawn(async move {
+                // nothing is ever sent: its end is the order to finish
+                drop(tokio::io::stdin().read(&mut [0; 1]).await);
+                stop.send_replace(true);
+            });
+            runtime.block_on(async {
+                let shop = join(order.store, &order.url)?;
+                be(&order, shop, stopped).await
+            })
+        }
+    };
     // a read of the standard input may still block a thread
     runtime.shutdown_timeout(Duration::from_secs(10));
     match done {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => failure(&error.to_string()),
     }
+}
+
+/// Is told by a line to work and by the next one to rest, and answers with a line.
+async fn steady_client(order: &Order, leak: Option<Leak>) -> leasehold::Result<()> {
+    let shop = match order.store {
+        StoreKind::Memory => MemoryLab::default().shop(),
+        store => join(store, &order.url)?,
+    };
+    let (tell, told) = mpsc::unbounded_channel();
+    tokio::spawn(async move {
+        let mut lines = tokio::io::BufReader::new(tokio::io::stdin()).lines();
+        while let Ok(Some(_)) = lines.next_line().await {
+            let _ = tell.send(()); // one that has ended does not listen
+        }
+    });
+    let answer = |rested| println!("{}", serde_json::json!(rested));
+    steady(order, shop, leak, told, answer).await
 }
 
 fn failure(error: &str) -> ExitCode {

@@ -10,14 +10,13 @@ use super::hold::limited;
 use super::{Ctx, KEYS, SLOTS, micros, perhaps_cancelled, round, told, wait};
 use crate::event::{Do, Kind, Part};
 
-/// Slots, and what is first seen with them, are remembered for longer than any run.
-const RETAIN: Duration = Duration::from_secs(24 * 60 * 60);
-
 impl Ctx {
     pub(super) async fn claim(&self, rng: &mut StdRng) {
-        let first = rng.random_range(0..KEYS.len());
-        let mut names = vec![KEYS[first].to_owned()];
-        if rng.random_bool(0.4) {
+        let mut names = vec![self.name(rng)];
+        let first = KEYS.iter().position(|key| *key == names[0]);
+        if let Some(first) = first
+            && rng.random_bool(0.4)
+        {
             // in either order
             names.push(KEYS[(first + rng.random_range(1..KEYS.len())) % KEYS.len()].to_owned());
         }
@@ -29,7 +28,7 @@ impl Ctx {
         });
         let token = claim.token().value();
         let noted = async {
-            for name in names {
+            for name in names.into_iter().filter(|_| first.is_some()) {
                 let name = format!("claim:{name}");
                 let (seq, before) = self.append(&mut claim, &name, token, pause).await?;
                 let seq = seq.unwrap_or(0);
@@ -52,7 +51,7 @@ impl Ctx {
         let taken = async {
             if let Some(key) = seen {
                 let name = Key::new(&key)?;
-                let first = limited(claim.first_seen(&name, RETAIN)).await?;
+                let first = limited(claim.first_seen(&name, self.retain)).await?;
                 self.log.put(op, Do::Seen { key, first });
             }
             let used = limited(self.shop.read(&mut claim, &name)).await?;

@@ -17,9 +17,10 @@ impl Ctx {
         let at_once = rng.random_bool(0.2);
         let name = format!("{}-{}", round(), rng.random_range(0..3));
         let name = if at_once { format!("once-{name}") } else { name };
+        let name = self.fresh(rng).unwrap_or(name);
         let key = Key::new(&name).expect("a short name is a key");
         let op = self.log.op();
-        let opts = DedupeOptions::default();
+        let opts = DedupeOptions::default().retain(self.retain);
         let (opts, ttl) = match at_once {
             true => (opts.done_at_once(), None),
             false => (opts.in_progress(IN_PROGRESS), Some(micros(IN_PROGRESS))),

@@ -14,13 +14,14 @@ pub(crate) const LONGEST: Duration = Duration::from_millis(2500);
 
 impl Ctx {
     pub(super) async fn lease(&self, rng: &mut StdRng) {
-        let name = KEYS[rng.random_range(0..KEYS.len())];
-        let key = Key::new(name).expect("a short name is a key");
+        let name = self.name(rng);
+        let key = Key::new(&name).expect("a short name is a key");
+        let guards = KEYS.contains(&name.as_str());
         let (op, wait) = (self.log.op(), wait(rng));
         let ttls = [Duration::from_millis(400), Duration::from_secs(1), LONGEST];
         let ttl = ttls[rng.random_range(0..ttls.len())];
         let by_hand = rng.random_bool(0.3);
-        let keys = vec![name.to_owned()];
+        let keys = vec![name];
         let (wait_us, ttl_us) = (micros(wait), Some(micros(ttl)));
         self.log.put(op, Do::Begin { kind: Kind::Lease, keys, wait: wait_us, ttl: ttl_us });
         let mut opts = LeaseOptions::default().ttl(ttl).wait(wait);
@@ -41,7 +42,7 @@ impl Ctx {
             // a failed renewal shows in what is believed
             drop(guard.renew().await);
         }
-        if rng.random_bool(0.6) {
+        if guards && rng.random_bool(0.6) {
             self.verified_write(op, &guard, rng).await;
             held = self.hold(op, hold_time(rng) / 2, &lost, || guard.is_held()).await;
         }

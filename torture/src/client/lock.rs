@@ -9,10 +9,11 @@ use crate::event::{Do, Kind, Part};
 
 impl Ctx {
     pub(super) async fn lock(&self, rng: &mut StdRng) {
-        let name = KEYS[rng.random_range(0..KEYS.len())];
-        let key = Key::new(name).expect("a short name is a key");
+        let name = self.name(rng);
+        let key = Key::new(&name).expect("a short name is a key");
+        let guards = KEYS.contains(&name.as_str());
         let (op, wait) = (self.log.op(), wait(rng));
-        let keys = vec![name.to_owned()];
+        let keys = vec![name];
         self.log.put(op, Do::Begin { kind: Kind::Lock, keys, wait: micros(wait), ttl: None });
         let call = self.backend.lock(&key, LockOptions::default().wait(wait));
         let guard = match perhaps_cancelled(rng, call).await {
@@ -28,7 +29,7 @@ impl Ctx {
             // also one that is lost may ask, and must not get one
             if let Ok(token) = guard.token().await {
                 self.log.put(op, Do::Token(token.value()));
-                if rng.random_bool(0.7) {
+                if guards && rng.random_bool(0.7) {
                     self.fenced_write(op, &key, token.value(), rng).await;
                 }
             }

@@ -1,10 +1,13 @@
 //! A client: many operations at once on few keys, each recorded.
 
 mod claim;
+pub mod crowd;
 mod dedupe;
 mod hold;
+pub mod leak;
 mod lease;
 mod lock;
+pub mod steady;
 
 use std::future::Future;
 use std::path::PathBuf;
@@ -18,6 +21,7 @@ use serde::{Deserialize, Serialize};
 use tokio::sync::watch;
 use tokio::task::JoinSet;
 
+use self::leak::Leak;
 use crate::event::{Do, Log, Micros, now};
 use crate::mutant::Mutant;
 use crate::store::{Shop, StoreKind};
@@ -28,6 +32,8 @@ pub const KEYS: [&str; 3] = ["a", "b", "c"];
 pub const ROUND: Duration = Duration::from_secs(3);
 /// Slots of a round.
 pub const SLOTS: i64 = 3;
+/// Slots, what is first seen with them and what is done are remembered for longer than any run.
+const RETAIN: Duration = Duration::from_secs(24 * 60 * 60);
 /// Operations at once in a client.
 const TASKS: u64 = 4;
 /// A statement of the client's own on a transaction takes at most so long: the library does not
@@ -37,6 +43,17 @@ pub(crate) const STATEMENT: Duration = Duration::from_secs(5);
 const CLOSE: Duration = Duration::from_secs(10);
 /// Time that a process did not run for, from which on it is recorded.
 const STALL: Duration = Duration::from_millis(200);
+
+/// What a client is there for.
+#[derive(Clone, Copy, Debug, Serialize, Deserialize)]
+pub enum Role {
+    /// It works until it is told to stop, whatever its faults are: see [`work`].
+    Torture,
+    /// It works and rests in turn, and must not grow: see [`steady`]. With a leak it does.
+    Steady(Option<Leak>),
+    /// One of very many, that wants so many turns of each kind: see [`crowd`].
+    Crowd(u32),
+}
 
 /// What another process is told.
 #[derive(Clone, Debug, Serialize, Deserialize)]
@@ -55,6 +72,8 @@ pub struct Order {
     pub mutant: Option<Mutant>,
     /// Where it records.
     pub record: PathBuf,
+    /// What it is there for.
+    pub role: Role,
 }
 
 impl Order {
@@ -84,6 +103,29 @@ struct Ctx {
     shop: Arc<dyn Shop>,
     backend: Arc<dyn Backend>,
     log: Log,
+    /// What is done or first seen is remembered for so long.
+    retain: Duration,
+    /// The share of operations on keys that nobody ever uses again.
+    fresh: f64,
+    /// The longest pause between two operations.
+    idle: Duration,
+}
+
+/// Does what it is there for.
+///
+/// # Errors
+/// As [`work`] and [`crowd::crowd`]. A client that works and rests needs to be told so: see
+/// [`steady::steady`].
+pub async fn be(
+    order: &Order,
+    shop: Arc<dyn Shop>,
+    stop: watch::Receiver<bool>,
+) -> Result<(), Error> {
+    match order.role {
+        Role::Torture => work(order, shop, stop).await,
+        Role::Crowd(turns) => crowd::crowd(order, shop, turns).await,
+        Role::Steady(_) => Err(crate::store::failed("nobody tells it to rest")),
+    }
 }
 
 /// Works until it is told to stop, then closes its handle.
@@ -97,7 +139,7 @@ pub async fn work(
 ) -> Result<(), Error> {
     let log = order.log().map_err(crate::store::failed)?;
     log.put(0, Do::Hello);
-    watch_for_stalls(log.clone());
+    drop(watch_for_stalls(log.clone())); // it goes on
     let Some(backend) = open(order, &*shop, &mut stop).await? else {
         log.put(0, Do::Bye);
         return Ok(());
@@ -106,26 +148,45 @@ pub async fn work(
         Some(mutant) => mutant.of(backend),
         None => backend,
     };
-    let ctx = Ctx { shop, backend: backend.clone(), log: log.clone() };
-    let mut tasks = JoinSet::new();
-    for task in 0..TASKS {
-        let (ctx, stop, mut rng) = (ctx.clone(), stop.clone(), order.rng(task));
-        tasks.spawn(async move {
-            while !*stop.borrow() {
-                ctx.operate(&mut rng).await;
-                let idle = rng.random_range(0..30);
-                tokio::time::sleep(Duration::from_millis(idle)).await;
-            }
-        });
-    }
-    drop(ctx);
-    while let Some(done) = tasks.join_next().await {
-        done.map_err(crate::store::failed)?; // a panic in the library must not go unseen
-    }
+    let (retain, idle) = (RETAIN, Duration::from_millis(30));
+    let ctx = Ctx { shop, backend: backend.clone(), log: log.clone(), retain, fresh: 0.0, idle };
+    operate(ctx, order, TASKS, stop, None).await?;
     // whether it answers or not: what it held must be free in any case
     drop(tokio::time::timeout(CLOSE, backend.close()).await);
     log.put(0, Do::Bye);
     Ok(())
+}
+
+/// Operates with so many tasks until told to stop. Gives the number of operations.
+async fn operate(
+    ctx: Ctx,
+    order: &Order,
+    tasks: u64,
+    stop: watch::Receiver<bool>,
+    leak: Option<Leak>,
+) -> Result<u64, Error> {
+    let mut running = JoinSet::new();
+    for task in 0..tasks {
+        let (ctx, stop, mut rng) = (ctx.clone(), stop.clone(), order.rng(task));
+        running.spawn(async move {
+            let mut operations = 0;
+            while !*stop.borrow() {
+                ctx.operate(&mut rng).await;
+                operations += 1;
+                if let Some(leak) = leak {
+                    leak.happen(&ctx, operations).await;
+                }
+                tokio::time::sleep(ctx.idle.mul_f64(rng.random())).await;
+            }
+            operations
+        });
+    }
+    drop(ctx);
+    let mut operations = 0;
+    while let Some(done) = running.join_next().await {
+        operations += done.map_err(crate::store::failed)?; // a panic must not go unseen
+    }
+    Ok(operations)
 }
 
 /// Opens the handle; none if it was told to stop before that could be done.
@@ -154,7 +215,7 @@ async fn open(
 }
 
 /// Records when the process did not run: a bound on its answers cannot hold then.
-fn watch_for_stalls(log: Log) {
+fn watch_for_stalls(log: Log) -> tokio::task::JoinHandle<()> {
     tokio::spawn(async move {
         let tick = Duration::from_millis(20);
         loop {
@@ -165,10 +226,20 @@ fn watch_for_stalls(log: Log) {
                 log.put(0, Do::Stall { from, to });
             }
         }
-    });
+    })
 }
 
 impl Ctx {
+    /// The key of a lock, lease or claim.
+    fn name(&self, rng: &mut StdRng) -> String {
+        self.fresh(rng).unwrap_or_else(|| KEYS[rng.random_range(0..KEYS.len())].to_owned())
+    }
+
+    /// One that nobody ever uses again, if it is to be one.
+    fn fresh(&self, rng: &mut StdRng) -> Option<String> {
+        rng.random_bool(self.fresh).then(|| format!("fresh-{:032x}", rng.random::<u128>()))
+    }
+
     async fn operate(&self, rng: &mut StdRng) {
         match rng.random_range(0..100) {
             0..28 => self.lock(rng).await,

@@ -14,20 +14,20 @@ use tokio::process::{Child, Command};
 use tokio::sync::{oneshot, watch};
 
 use super::hosts::Host;
-use crate::client::{Order, work};
+use crate::client::{Order, be};
 use crate::event::Do;
 use crate::store::{Lab, Shop};
 
 /// A client, over all of its lives.
 #[derive(Debug)]
-pub(super) struct Client {
+pub(crate) struct Client {
     order: Order,
     program: PathBuf,
     /// The host that it runs on, if it is not this one.
-    pub(super) host: Option<Host>,
+    pub(crate) host: Option<Host>,
     body: Option<Body>,
     /// Its way to the server, if there is a network.
-    pub(super) proxy: Option<Proxy>,
+    pub(crate) proxy: Option<Proxy>,
 }
 
 #[derive(Debug)]
@@ -41,7 +41,7 @@ enum Body {
 }
 
 impl Client {
-    pub(super) fn new(
+    pub(crate) fn new(
         order: Order,
         program: &Path,
         host: Option<Host>,
@@ -50,12 +50,12 @@ impl Client {
         Self { order, program: program.to_owned(), host, body: None, proxy }
     }
 
-    pub(super) fn name(&self) -> String {
+    pub(crate) fn name(&self) -> String {
         self.order.name()
     }
 
     /// Begins its next life, unless it lives.
-    pub(super) fn start(&mut self, lab: &Arc<dyn Lab>) -> io::Result<()> {
+    pub(crate) fn start(&mut self, lab: &Arc<dyn Lab>) -> io::Result<()> {
         if self.body.is_some() {
             return Ok(());
         }
@@ -91,7 +91,7 @@ impl Client {
     }
 
     /// As `kill -9`; returns when it is gone.
-    pub(super) async fn kill(&mut self) -> io::Result<()> {
+    pub(crate) async fn kill(&mut self) -> io::Result<()> {
         match self.body.take() {
             Some(Body::Process(mut child)) => child.kill().await,
             Some(Body::Thread { vanish, ended, .. }) => {
@@ -104,14 +104,14 @@ impl Client {
     }
 
     /// Stops the process or lets it go on. False: there is none.
-    pub(super) fn signal(&self, signal: Signal) -> bool {
+    pub(crate) fn signal(&self, signal: Signal) -> bool {
         let Some(Body::Process(child)) = &self.body else { return false };
         let pid = child.id().and_then(|pid| i32::try_from(pid).ok());
         pid.is_some_and(|pid| kill(Pid::from_raw(pid), signal).is_ok())
     }
 
     /// Tells it to finish what it does, and to end.
-    pub(super) fn stop(&mut self) {
+    pub(crate) fn stop(&mut self) {
         match &mut self.body {
             Some(Body::Process(child)) => drop(child.stdin.take()),
             Some(Body::Thread { stop, .. }) => drop(stop.send(true)),
@@ -120,7 +120,7 @@ impl Client {
     }
 
     /// Waits for its end after [`stop`](Self::stop); otherwise says what went wrong.
-    pub(super) async fn ends(&mut self, within: Duration) -> Option<String> {
+    pub(crate) async fn ends(&mut self, within: Duration) -> Option<String> {
         let name = self.name();
         let ended = match &mut self.body {
             None => return None,
@@ -173,7 +173,7 @@ fn thread(order: Order, shop: Arc<dyn Shop>) -> Body {
                             let log = order.log();
                             log.map(|log| log.put(0, Do::Vanish)).map_err(|e| e.to_string())
                         }
-                        done = work(&order, shop, stopped) => done.map_err(|e| e.to_string()),
+                        done = be(&order, shop, stopped) => done.map_err(|e| e.to_string()),
                     }
                 });
                 runtime.shutdown_timeout(Duration::from_secs(10));

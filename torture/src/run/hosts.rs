@@ -11,16 +11,16 @@ const ATTEMPTS: u32 = 20;
 
 /// The host of one client. Dropping it removes it.
 #[derive(Debug)]
-pub(super) struct Host {
+pub(crate) struct Host {
     /// Of the namespace and of our end of the link.
     name: String,
     /// The address of our end.
-    pub(super) ours: Ipv4Addr,
+    pub(crate) ours: Ipv4Addr,
 }
 
 impl Host {
     /// Makes a host.
-    pub(super) fn new() -> Result<Self, String> {
+    pub(crate) fn new() -> Result<Self, String> {
         // never twice: the kernel removes interfaces in the background
         static HOSTS: AtomicU32 = AtomicU32::new(0);
         let number = HOSTS.fetch_add(1, Ordering::Relaxed);
@@ -62,12 +62,12 @@ impl Host {
     }
 
     /// The command that runs a program there.
-    pub(super) fn command(&self) -> Vec<String> {
+    pub(crate) fn command(&self) -> Vec<String> {
         ["ip", "netns", "exec", &self.name].map(str::to_owned).into()
     }
 
     /// Cuts the link, or joins it again.
-    pub(super) fn link(&self, up: bool) -> Result<(), String> {
+    pub(crate) fn link(&self, up: bool) -> Result<(), String> {
         // the far end: ours keeps its address and port, as that of another host would
         let state = if up { "up" } else { "down" };
         run("ip", &format!("-n {} link set eth0 {state}", self.name)).map(drop)
@@ -75,7 +75,7 @@ impl Host {
 
     /// Loses so many of a hundred packets in both directions; 0: none. Where the kernel has no
     /// `netem`, the link is made so narrow instead that it drops what does not fit.
-    pub(super) fn lose(&self, percent: u32) -> Result<(), String> {
+    pub(crate) fn lose(&self, percent: u32) -> Result<(), String> {
         let name = &self.name;
         for (at, device) in [(String::new(), name.as_str()), (format!("-n {name} "), "eth0")] {
             if percent == 0 {

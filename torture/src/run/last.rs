@@ -12,7 +12,7 @@ use crate::store::{Lab, Shop};
 
 /// Everything can be acquired within this time: the longest ttl, what a session may take to be
 /// seen as gone, and time for a busy machine.
-pub(super) const BOUND: Duration = Duration::from_secs(20);
+pub(crate) const BOUND: Duration = Duration::from_secs(20);
 
 /// Takes everything once. Gives what went wrong.
 pub(super) async fn acquire_all(lab: &Arc<dyn Lab>) -> Vec<String> {
@@ -63,7 +63,7 @@ async fn close(wrong: &mut Vec<String>, handle: &dyn Backend) {
 }
 
 /// Waits until nothing is left on the store. Gives what is after the bound.
-pub(super) async fn leftovers(lab: &Arc<dyn Lab>) -> Vec<String> {
+pub(crate) async fn leftovers(lab: &Arc<dyn Lab>) -> Vec<String> {
     let start = Instant::now();
     loop {
         let left = match lab.leftovers().await {

@@ -1,9 +1,9 @@
 //! A run: a store, clients, faults; then the checks.
 
-mod clients;
+pub(crate) mod clients;
 mod faults;
 mod hosts;
-mod last;
+pub(crate) mod last;
 pub mod plan;
 
 use std::collections::BTreeMap;
@@ -22,7 +22,7 @@ use self::faults::Hands;
 use self::hosts::Host;
 use self::plan::{Planned, Reach, plan};
 use crate::check::{Ends, check};
-use crate::client::{KEYS, Order};
+use crate::client::{KEYS, Order, Role};
 use crate::event::{Event, Log, read};
 use crate::mutant::Mutant;
 use crate::report::Report;
@@ -78,9 +78,7 @@ async fn drive(
     memory: Option<Arc<MemoryLab>>,
 ) -> Result<Report, String> {
     let names = sequences();
-    let numbers: Vec<String> =
-        names.iter().flat_map(|name| [format!("{name}:seq"), format!("{name}:token")]).collect();
-    lab.prepare(&numbers).await.map_err(told)?;
+    lab.prepare(&numbers()).await.map_err(told)?;
     let log = Log::open(&options.record.join("controller.jsonl"), None, 0).map_err(told)?;
     let handle = lab.shop().open("controller").await.map_err(told)?;
     let clients = clients(options, &lab).await?;
@@ -104,6 +102,12 @@ async fn drive(
     let events = read(&options.record).map_err(told)?;
     let violations = check(options.store, &events, &ends);
     Ok(Report { options: options.clone(), made, violations, events })
+}
+
+/// The numbers that sequences are made of.
+pub(crate) fn numbers() -> Vec<String> {
+    let of = |name: String| [format!("{name}:seq"), format!("{name}:token")];
+    sequences().into_iter().flat_map(of).collect()
 }
 
 /// The sequences of writes on the store.
@@ -137,6 +141,7 @@ async fn clients(options: &Options, lab: &Arc<dyn Lab>) -> Result<Vec<Mutex<Clie
             seed: options.seed,
             mutant: options.mutant,
             record: options.record.clone(),
+            role: Role::Torture,
         };
         clients.push(Mutex::new(Client::new(order, &options.program, host, proxy)));
     }

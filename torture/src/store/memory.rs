@@ -8,7 +8,7 @@ use leasehold::backend::SessionLimits;
 use leasehold::memory::{MemoryBackend, MemoryLink, MemoryStore, MemoryTx};
 use leasehold::{Backend, Claim, LeaseGuard, Result};
 
-use super::{ANSWER, KEEPALIVE, Lab, NAMESPACE, Shop};
+use super::{ANSWER, Census, KEEPALIVE, Lab, NAMESPACE, Shop};
 
 /// A store in memory, with the ways of its clients.
 #[derive(Clone, Debug, Default)]
@@ -70,6 +70,10 @@ impl Lab for MemoryLab {
 
     async fn leftovers(&self) -> Result<Vec<String>> {
         Ok(self.store.leftovers(NAMESPACE))
+    }
+
+    async fn census(&self) -> Result<Census> {
+        Ok(Census::default())
     }
 
     fn restart(&self) -> Result<()> {

@@ -131,6 +131,9 @@ pub trait Lab: fmt::Debug + Send + Sync + 'static {
     /// live, keys without a ttl.
     async fn leftovers(&self) -> Result<Vec<String>>;
 
+    /// How much is there of what may not grow, by the server's own account.
+    async fn census(&self) -> Result<Census>;
+
     /// Kills the store and starts it again. Blocks.
     ///
     /// # Errors
@@ -141,6 +144,15 @@ pub trait Lab: fmt::Debug + Send + Sync + 'static {
         }
         Ok(())
     }
+}
+
+/// How much there is on a server.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Census {
+    /// Connections of clients, the controller's left out; none where there is no server.
+    pub connections: Option<u64>,
+    /// The library's keys or rows; none where the store is in the clients' memory.
+    pub entries: Option<u64>,
 }
 
 /// Joins the store at a URL, as a client.
@@ -162,6 +174,14 @@ pub fn join(kind: StoreKind, url: &str) -> Result<Arc<dyn Shop>> {
 /// # Errors
 /// If the server is not to be had, or does not start.
 pub fn start(kind: StoreKind) -> Result<Arc<dyn Lab>> {
+    start_with(kind, &[])
+}
+
+/// As [`start`], with further arguments for a server's program.
+///
+/// # Errors
+/// As [`start`].
+pub fn start_with(kind: StoreKind, more: &[&str]) -> Result<Arc<dyn Lab>> {
     let Some(server) = kind.server() else {
         return Ok(match kind {
             StoreKind::Sqlite => Arc::new(sqlite::SqliteLab::new()?),
@@ -174,7 +194,8 @@ pub fn start(kind: StoreKind) -> Result<Arc<dyn Lab>> {
         StoreKind::Mysql | StoreKind::Mariadb => &mysql::ARGUMENTS,
         StoreKind::Redis | StoreKind::Valkey => &["--appendonly", "yes", "--appendfsync", "always"],
     };
-    let server = Server::start_with(server, arguments).map_err(failed)?;
+    let arguments = [arguments, more].concat();
+    let server = Server::start_with(server, &arguments).map_err(failed)?;
     Ok(match kind {
         StoreKind::Memory | StoreKind::Sqlite | StoreKind::Postgres => {
             Arc::new(postgres::PgLab::new(server))

@@ -9,7 +9,7 @@ use leasehold_conformance::servers::Server;
 use mysql_async::prelude::Queryable;
 use mysql_async::{Conn, Opts, OptsBuilder, Pool, Transaction};
 
-use super::{ANSWER, KEEPALIVE, Lab, NAMESPACE, Shop, failed};
+use super::{ANSWER, Census, KEEPALIVE, Lab, NAMESPACE, Shop, failed};
 
 /// User-level locks, transactions and the names of clients are shown only where these are on.
 pub(super) const ARGUMENTS: [&str; 4] = [
@@ -116,14 +116,28 @@ impl Lab for MySqlLab {
         Ok(true)
     }
 
+    async fn census(&self) -> Result<Census> {
+        let mut admin = self.admin().await?;
+        let sessions = "SELECT COUNT(*) FROM information_schema.PROCESSLIST p \
+            JOIN performance_schema.session_connect_attrs a ON a.PROCESSLIST_ID = p.ID \
+            WHERE a.ATTR_NAME = 'torture_client' AND a.ATTR_VALUE <> 'controller'";
+        let connections = admin.query_first(sessions).await.map_err(failed)?;
+        let tables = ["lease", "dedupe", "token", "claim", "session"];
+        let counts = tables.map(|table| format!("(SELECT COUNT(*) FROM test.leasehold_{table})"));
+        let sum = format!("SELECT {}", counts.join(" + "));
+        let entries = admin.query_first(sum).await.map_err(failed)?;
+        Ok(Census { connections, entries })
+    }
+
     async fn leftovers(&self) -> Result<Vec<String>> {
         let mut admin = self.admin().await?;
         let locks = "SELECT CONCAT('user-level lock ', OBJECT_NAME, ' ', LOCK_STATUS) \
             FROM performance_schema.metadata_locks WHERE OBJECT_TYPE = 'USER LEVEL LOCK'";
         // the controller's own are in a pool, which is not the handle's to close
-        let sessions = "SELECT CONCAT('session ', p.ID, ' of ', a.ATTR_VALUE, ' ', p.COMMAND, ' ', \
-            IFNULL(p.INFO, '')) FROM information_schema.PROCESSLIST p \
-            JOIN performance_schema.session_connect_attrs a ON a.PROCESSLIST_ID = p.ID \
+        let sessions = "SELECT CONCAT('session ', t.PROCESSLIST_ID, ' of ', a.ATTR_VALUE, ' ', \
+            t.PROCESSLIST_COMMAND, ' ', IFNULL(t.PROCESSLIST_INFO, '')) \
+            FROM performance_schema.threads t \
+            JOIN performance_schema.session_connect_attrs a USING (PROCESSLIST_ID) \
             WHERE a.ATTR_NAME = 'torture_client' AND a.ATTR_VALUE <> 'controller'";
         let open = "SELECT CONCAT('transaction of ', trx_mysql_thread_id, ': ', \
             IFNULL(trx_query, 'idle')) FROM information_schema.INNODB_TRX \

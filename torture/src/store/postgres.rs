@@ -11,7 +11,7 @@ use leasehold_conformance::servers::Server;
 use sqlx::postgres::{PgConnectOptions, PgConnection, Postgres};
 use sqlx::{ConnectOptions, Row, Transaction};
 
-use super::{ANSWER, KEEPALIVE, Lab, NAMESPACE, Shop, failed};
+use super::{ANSWER, Census, KEEPALIVE, Lab, NAMESPACE, Shop, failed};
 
 type Tx = Transaction<'static, Postgres>;
 
@@ -110,6 +110,16 @@ impl Lab for PgLab {
         let end = sqlx::query(sql).bind(format!("{MARK}{client}"));
         end.execute(&mut self.admin().await?).await.map_err(failed)?;
         Ok(true)
+    }
+
+    async fn census(&self) -> Result<Census> {
+        let sql = "SELECT (SELECT count(*) FROM pg_stat_activity \
+                WHERE starts_with(application_name, $1) AND application_name <> $1 || 'controller'), \
+            (SELECT count(*) FROM leasehold.lease) + (SELECT count(*) FROM leasehold.dedupe)";
+        let row = sqlx::query(sql).bind(MARK).fetch_one(&mut self.admin().await?).await;
+        let row = row.map_err(failed)?;
+        let number = |column| row.try_get(column).map(i64::cast_unsigned).map_err(failed);
+        Ok(Census { connections: Some(number(0)?), entries: Some(number(1)?) })
     }
 
     async fn leftovers(&self) -> Result<Vec<String>> {

@@ -7,8 +7,10 @@ use async_trait::async_trait;
 use leasehold::redis::{RedisBackend, RedisTx};
 use leasehold::{Backend, Claim, ClaimOptions, Keys, LeaseGuard, Result};
 use leasehold_conformance::servers::Server;
+use tokio::io::{AsyncBufReadExt, AsyncWriteExt, BufReader};
+use tokio::net::TcpStream;
 
-use super::{LOCK_TTL, Lab, NAMESPACE, Shop, failed};
+use super::{Census, LOCK_TTL, Lab, NAMESPACE, Shop, failed};
 
 /// As a client sees it.
 #[derive(Debug)]
@@ -76,6 +78,28 @@ impl Lab for RedisLab {
     /// Its connections are cut by the proxy instead: nothing belongs to them.
     async fn end_sessions(&self, _client: &str) -> Result<bool> {
         Ok(false)
+    }
+
+    /// Asked in the server's own words: a client of ours would be among those that are counted.
+    async fn census(&self) -> Result<Census> {
+        let (reader, mut writer) = TcpStream::connect(("127.0.0.1", self.server.port()))
+            .await
+            .map_err(failed)?
+            .into_split();
+        let mut lines = BufReader::new(reader).lines();
+        let ask = format!("INFO clients\r\nKEYS leasehold:{NAMESPACE}:*\r\n");
+        writer.write_all(ask.as_bytes()).await.map_err(failed)?;
+        let mut census = Census::default();
+        while let Some(line) = lines.next_line().await.map_err(failed)? {
+            if let Some(count) = line.strip_prefix("connected_clients:") {
+                // this one is among them
+                census.connections = count.parse::<u64>().ok().map(|count| count - 1);
+            } else if let Some(count) = line.strip_prefix('*') {
+                census.entries = count.parse().ok();
+                return Ok(census);
+            }
+        }
+        Err(failed("the server does not answer"))
     }
 
     async fn leftovers(&self) -> Result<Vec<String>> {

@@ -8,11 +8,11 @@ use async_trait::async_trait;
 use leasehold::backend::SessionLimits;
 use leasehold::sqlite::SqliteBackend;
 use leasehold::{Backend, Claim, HoldingQuery, Kind, LeaseGuard, Result};
-use sqlx::sqlite::{Sqlite, SqliteConnectOptions};
-use sqlx::{ConnectOptions, Transaction};
+use sqlx::sqlite::{Sqlite, SqliteConnectOptions, SqliteConnection};
+use sqlx::{AssertSqlSafe, ConnectOptions, Transaction};
 use tempfile::TempDir;
 
-use super::{ANSWER, KEEPALIVE, Lab, NAMESPACE, Shop, failed};
+use super::{ANSWER, Census, KEEPALIVE, Lab, NAMESPACE, Shop, failed};
 
 type Tx = Transaction<'static, Sqlite>;
 
@@ -74,6 +74,12 @@ impl SqliteLab {
         let shop = Arc::new(SqliteShop::new(&format!("sqlite:{}", file.display())));
         Ok(Self { shop, file, _folder: folder })
     }
+
+    async fn admin(&self) -> Result<SqliteConnection> {
+        let options = SqliteConnectOptions::new().filename(&self.file);
+        let options = options.busy_timeout(Duration::from_secs(30)).disable_statement_logging();
+        options.connect().await.map_err(failed)
+    }
 }
 
 #[async_trait]
@@ -86,9 +92,7 @@ impl Lab for SqliteLab {
         let handle = self.shop.open("controller").await?;
         handle.migrate().await?;
         handle.close().await?;
-        let options = SqliteConnectOptions::new().filename(&self.file);
-        let options = options.busy_timeout(Duration::from_secs(30)).disable_statement_logging();
-        let mut admin = options.connect().await.map_err(failed)?;
+        let mut admin = self.admin().await?;
         let table = "CREATE TABLE torture (name TEXT PRIMARY KEY, value INTEGER NOT NULL)";
         sqlx::raw_sql(table).execute(&mut admin).await.map_err(failed)?;
         Ok(())
@@ -101,6 +105,23 @@ impl Lab for SqliteLab {
     /// Nobody ends sessions here but their processes.
     async fn end_sessions(&self, _client: &str) -> Result<bool> {
         Ok(false)
+    }
+
+    /// Connections are open files here.
+    async fn census(&self) -> Result<Census> {
+        let mut admin = self.admin().await?;
+        let tables =
+            "SELECT name FROM sqlite_master WHERE type = 'table' AND name LIKE 'leasehold%'";
+        let tables: Vec<String> =
+            sqlx::query_scalar(tables).fetch_all(&mut admin).await.map_err(failed)?;
+        let mut entries = 0;
+        for table in tables {
+            let count = AssertSqlSafe(format!("SELECT count(*) FROM {table}"));
+            let count: i64 =
+                sqlx::query_scalar(count).fetch_one(&mut admin).await.map_err(failed)?;
+            entries += count.cast_unsigned();
+        }
+        Ok(Census { connections: None, entries: Some(entries) })
     }
 
     async fn leftovers(&self) -> Result<Vec<String>> {

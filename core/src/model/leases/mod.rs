@@ -21,6 +21,8 @@ use crate::options::LeaseOptions;
 type Engine = Arc<LeaseEngine<Driver>>;
 
 const TTL: Duration = Duration::from_secs(10);
+/// That of a lease which nobody may wait for to expire.
+const LONG_TTL: Duration = Duration::from_secs(100);
 /// Longer than the ttl, and not a time at which somebody looks by himself.
 const HOLD: Duration = Duration::from_millis(15_300);
 
@@ -177,10 +179,41 @@ async fn expiry(scene: Scene) {
     let (one, two) = (scene.open(0), scene.open(1));
     let clients = vec![
         scene.start("holder", 0, &one, Ends::Forgets),
-        scene.start("next", 0, &one, Ends::Releases),
+        scene.start("next", 0, &one, Ends::After(Duration::from_secs(5))),
         scene.start("other", 1, &two, Ends::After(Duration::from_secs(5))),
     ];
-    scene.joined(clients, TTL * 2).await;
+    scene.joined(clients, TTL * 3).await;
+}
+
+/// Callers that give up at once if their try has no answer, on a lease that would live for long if
+/// nobody freed it.
+async fn orphans(scene: Scene) {
+    let one = scene.open(0);
+    let caller = |who: &'static str| {
+        let (scene, engine) = (scene.clone(), one.clone());
+        scene.world.clone().spawn(who, async move {
+            let opts = LeaseOptions::try_once().ttl(LONG_TTL);
+            let call = async move { engine.lease(&key("a"), opts).await };
+            match droppable(&scene.world, who, call).await {
+                Some(Ok(Some(guard))) => {
+                    let (token, lost) = (guard.token(), guard.lost());
+                    drop(scene.beliefs.add(who, 0, guard.key(), Some(token), lost));
+                }
+                Some(Err(error)) => scene.world.allowed(&error),
+                Some(Ok(None)) | None => {}
+            }
+        })
+    };
+    let callers = vec![caller("first"), caller("second")];
+    for caller in callers {
+        drop(caller.await);
+    }
+    let opts = LeaseOptions::default().ttl(TTL).wait(LONG_TTL / 2);
+    match scene.open(9).lease(&key("a"), opts).await {
+        Ok(Some(guard)) => drop(guard.release().await),
+        Ok(None) => scene.world.violated("an orphan is in the way until its ttl".to_owned()),
+        Err(error) => scene.world.allowed(&error),
+    }
 }
 
 /// A handle that is closed while its callers hold and wait.
@@ -233,6 +266,11 @@ fn a_lease_expires_for_its_holder_first_under_every_schedule() {
 }
 
 #[test]
+fn a_try_without_an_answer_leaves_no_orphan_under_every_schedule() {
+    holds("leases: orphans", scenario!(orphans), &[(2, 0), (1, 1), (0, 2)], 950);
+}
+
+#[test]
 fn a_close_frees_all_under_every_schedule() {
     holds("leases: close", scenario!(close), &[(2, 0), (1, 1)], 220);
 }
@@ -243,6 +281,7 @@ fn planted_faults_are_found() {
     finds("leases: a renewal of anything succeeds", scenario!(renewals, Mutant::RenewsAnything));
     finds("leases: a release frees a stranger's", scenario!(expiry, Mutant::ReleasesAnybodys));
     finds("leases: a release is left undone", scenario!(processes, Mutant::ForgetsReleases));
+    finds("leases: an early release is said to be done", scenario!(orphans, Mutant::FreesNothing));
     finds("leases: a release wakes nobody", scenario!(renewals, Mutant::WakesNobody));
     finds("leases: tokens do not rise", scenario!(queue, Mutant::RepeatsTokens));
     finds("leases: a lease is over too early", scenario!(renewals, Mutant::ExpiresEarly));

@@ -16,7 +16,6 @@ use crate::error::{Error, ErrorKind, Result};
 use crate::key::Key;
 use crate::token::FencingToken;
 
-/// Later than the engine waits for an answer.
 /// A fault that is planted in the store or its driver.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Mutant {
@@ -29,6 +28,8 @@ pub(super) enum Mutant {
     ReleasesAnybodys,
     /// A release is answered and left undone.
     ForgetsReleases,
+    /// A release of what is not there is answered with yes.
+    FreesNothing,
     /// A release wakes nobody.
     WakesNobody,
     /// Each acquisition has the same token.
@@ -138,10 +139,11 @@ impl State {
         let ours =
             row.is_some_and(|row| row.owner == owner || self.mutant == Mutant::ReleasesAnybodys);
         let live = row.is_some_and(|row| row.expires > Instant::now());
+        let absent = row.is_none();
         if ours && self.mutant != Mutant::ForgetsReleases {
             self.rows.remove(key);
         }
-        ours && live
+        (ours && live) || (absent && self.mutant == Mutant::FreesNothing)
     }
 }
 

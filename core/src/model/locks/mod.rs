@@ -40,7 +40,12 @@ enum Ends {
     Drops,
     /// Holds until it is told that the lock is lost, or so long.
     After(Duration),
+    /// As that, and where it was lost, thinks of the release only when it is late.
+    Late(Duration),
 }
+
+/// When somebody else holds it by then.
+const LATE: Duration = Duration::from_secs(2);
 
 impl Scene {
     fn new(world: World, mutant: Mutant) -> Self {
@@ -90,11 +95,14 @@ impl Scene {
             }
             Err(error) => self.world.allowed(&error),
         }
-        if let Ends::After(time) = ends {
-            let lost = guard.lost();
+        let lost = guard.lost();
+        if let Ends::After(time) | Ends::Late(time) = ends {
             drop(tokio::time::timeout(time, lost.wait()).await);
         }
         drop(ticket);
+        if matches!(ends, Ends::Late(_)) && lost.is_set() {
+            tokio::time::sleep(LATE).await;
+        }
         if ends == Ends::Drops {
             drop(guard);
             return;
@@ -197,6 +205,19 @@ async fn loss(scene: Scene) {
     scene.all_is_free(&["a"], AT_ONCE).await;
 }
 
+/// A holder that releases long after its loss, when the next one of its own process holds.
+async fn late_release(scene: Scene) {
+    let (one, a) = (scene.open(0), key("a"));
+    let clients = vec![
+        scene.start("holder", 0, &one, &a, Ends::Late(LONG)),
+        scene.start("next", 0, &one, &a, Ends::After(LATE * 2)),
+    ];
+    for client in clients {
+        drop(client.await);
+    }
+    scene.all_is_free(&["a"], AT_ONCE).await;
+}
+
 /// A handle that is closed while its callers hold and wait.
 async fn close(scene: Scene) {
     let (one, a) = (scene.open(0), key("a"));
@@ -292,6 +313,11 @@ fn a_loss_is_told_under_every_schedule() {
 }
 
 #[test]
+fn a_late_release_frees_no_successor_under_every_schedule() {
+    holds("locks: late release", scenario!(late_release), &[(1, 0), (0, 1)], 120);
+}
+
+#[test]
 fn a_close_frees_all_under_every_schedule() {
     holds("locks: close", scenario!(close), &[(2, 1)], 500);
 }
@@ -313,6 +339,7 @@ fn planted_faults_are_found() {
     finds("locks: a session reconnects by itself", scenario!(loss, Mutant::Reconnects));
     finds("locks: kills are left undone", scenario!(loss, Mutant::IgnoresKills));
     finds("locks: a release is left undone", scenario!(processes, Mutant::ForgetsReleases));
+    finds("locks: a release is repeated", scenario!(late_release, Mutant::RepeatsReleases));
     finds("locks: a grant is not told", scenario!(processes, Mutant::ForgetsToWake));
     finds("locks: tokens do not rise", scenario!(queue, Mutant::RepeatsTokens));
     finds("locks: answers are left out", scenario!(batch, Mutant::ShortAnswers));

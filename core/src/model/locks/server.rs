@@ -30,6 +30,8 @@ pub(in crate::model) enum Mutant {
     IgnoresKills,
     /// A release is answered and left undone.
     ForgetsReleases,
+    /// A release whose session was lost is repeated on the next one, soon or late.
+    RepeatsReleases,
     /// A wait is granted, and who waits is not told.
     ForgetsToWake,
     /// The answer to a token is that of the holder before.
@@ -54,8 +56,10 @@ struct State {
     deaf: bool,
     sessions: BTreeMap<SessionId, Open>,
     locks: BTreeMap<Key, Lock>,
-    /// Which handles have lost which keys by the end of a session.
+    /// Which handles have lost which keys by the end of a session, and not taken them since then.
     bereft: BTreeSet<(usize, Key)>,
+    /// Releases whose session was lost, to be repeated.
+    broken: Vec<(usize, Key)>,
     last_token: u64,
     last_session: SessionId,
 }
@@ -79,6 +83,7 @@ impl Server {
             sessions: BTreeMap::new(),
             locks: BTreeMap::new(),
             bereft: BTreeSet::new(),
+            broken: Vec::new(),
             last_token: 0,
             last_session: 0,
         };
@@ -149,6 +154,7 @@ impl State {
             return;
         };
         lock.holder = next;
+        self.has_it_again(key, next);
         if self.mutant == Mutant::ForgetsToWake {
             std::mem::forget(granted);
         } else {
@@ -170,7 +176,22 @@ impl State {
             return lock.holder == session || self.mutant == Mutant::GrantsTwice;
         }
         self.locks.insert(key.clone(), Lock { holder: session, queue: VecDeque::new() });
+        self.has_it_again(key, session);
         true
+    }
+
+    fn has_it_again(&mut self, key: &Key, session: SessionId) {
+        if let Some(session) = self.sessions.get(&session) {
+            self.bereft.remove(&(session.handle, key.clone()));
+        }
+    }
+
+    /// What a driver does that repeats whatever was cut off.
+    fn repeat_releases(&mut self, session: SessionId, handle: usize) {
+        let repeated = self.broken.extract_if(.., |(of, _)| *of == handle);
+        for (_, key) in repeated.collect::<Vec<_>>() {
+            self.release(&key, session);
+        }
     }
 
     fn next_token(&mut self) -> FencingToken {
@@ -307,6 +328,10 @@ impl Session for Conversation {
             let mutant = server.lock().mutant;
             let dead = !server.lock().sessions.contains_key(&id);
             if fate == Fate::Fails || (dead && !mutant.hides_the_end()) {
+                if mutant == Mutant::RepeatsReleases {
+                    let broken = batch.release.iter().map(|key| (handle, key.clone()));
+                    server.lock().broken.extend(broken);
+                }
                 server.end(id);
                 return Err(cut());
             }
@@ -327,6 +352,9 @@ impl Session for Conversation {
             } else {
                 server.lock().exchange(id, &batch)
             };
+            if batch.tries.is_empty() {
+                server.lock().repeat_releases(id, handle);
+            }
             if fate == Fate::Unanswered {
                 server.end(id);
                 return Err(cut());

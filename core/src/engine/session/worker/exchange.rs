@@ -7,7 +7,7 @@ use super::super::super::contained;
 use super::super::super::gate::Permit;
 use super::super::waiters::{dispatch, later};
 use super::super::{Command, Hold, Request};
-use super::wait::{live, live_within};
+use super::wait::{Late, live, live_within};
 use super::{End, Held, Role, Worker, ended};
 use crate::backend::{Batch, BatchAnswer, Session, SessionDriver, Try};
 use crate::error::{Error, ErrorKind, Result};
@@ -214,11 +214,8 @@ impl<D: SessionDriver> Worker<D> {
                     request.answer(Err(error));
                 }
                 Try::Busy => {
-                    let (waits, late) = match request.deadline.has_passed() {
-                        true => (None, Some(request)),
-                        false => (Some(request), None),
-                    };
-                    match live_within(&permit, waits) {
+                    let mut late = Late::default();
+                    match live_within(&permit, Some(request), &mut late) {
                         None => drop(permit),
                         Some(mut request) => {
                             request.waits(&self.shared.observer);
@@ -230,11 +227,7 @@ impl<D: SessionDriver> Worker<D> {
                             }
                         }
                     }
-                    // after the permit has passed on: who tries again at once must not be in its
-                    // own way
-                    if let Some(late) = late {
-                        late.answer(Ok(None));
-                    }
+                    late.answer();
                 }
             }
         }

@@ -28,8 +28,10 @@ impl<D: SessionDriver> Worker<D> {
     ) -> Option<End> {
         let limits = self.shared.limits;
         let id = request.id.clone();
-        let mut next = live_within(&permit, Some(request));
+        let mut late = Late::default();
+        let mut next = live_within(&permit, Some(request), &mut late);
         while let Some(request) = next {
+            std::mem::take(&mut late).answer(); // others are waiting, whoever has it
             let slice = request.deadline.remaining().min(limits.max_wait);
             let ends = Instant::now() + slice;
             let session_id = session.id();
@@ -44,13 +46,17 @@ impl<D: SessionDriver> Worker<D> {
                     outcome = &mut waiting => break outcome,
                     () = gone(&mut owner), if owner.is_some() => {
                         // the place on the store serves the next local waiter
-                        owner = live_within(&permit, owner.take());
+                        owner = live_within(&permit, owner.take(), &mut late);
                         if owner.is_none() && ends > Instant::now() + NEAR_END {
                             if let Some(main) = self.shared.main.get().and_then(mpsc::WeakUnboundedSender::upgrade) {
                                 drop(main.send(Command::Kill(session_id)));
                             }
+                            drop(permit);
+                            late.answer();
                             return Some(End::Abandoned);
                         }
+                        // the wait goes on, and with it the turn: they have waited for long enough
+                        std::mem::take(&mut late).answer();
                     }
                 }
             };
@@ -80,8 +86,10 @@ impl<D: SessionDriver> Worker<D> {
                 }
             }
             *heard = Instant::now();
-            next = live_within(&permit, owner);
+            next = live_within(&permit, owner, &mut late);
         }
+        drop(permit);
+        late.answer();
         None
     }
 }
@@ -103,17 +111,35 @@ pub(super) fn live<D: SessionDriver>(
     Some(request)
 }
 
-/// As [`live`], but one whose wait is over is answered that others have it.
+/// As [`live`], but those whose wait is over are put aside.
 pub(super) fn live_within<D: SessionDriver>(
     permit: &Permit<Request<D>>,
     request: Option<Request<D>>,
+    late: &mut Late<D>,
 ) -> Option<Request<D>> {
     let mut request = live(permit, request)?;
     while request.deadline.has_passed() {
-        request.answer(Ok(None));
+        late.0.push(request);
         request = live(permit, None)?;
     }
     Some(request)
+}
+
+/// Those whose wait is over. They are answered when the permit has passed on, since one who tries
+/// again at once must not be in its own way.
+pub(super) struct Late<D: SessionDriver>(Vec<Request<D>>);
+
+impl<D: SessionDriver> Late<D> {
+    /// That others have it.
+    pub(super) fn answer(self) {
+        self.0.into_iter().for_each(|request| request.answer(Ok(None)));
+    }
+}
+
+impl<D: SessionDriver> Default for Late<D> {
+    fn default() -> Self {
+        Self(Vec::new())
+    }
 }
 
 /// Ends when the caller is gone or its wait is over.
