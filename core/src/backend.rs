@@ -378,7 +378,7 @@ pub struct LeaseLimits {
     pub max_handovers: u32,
     /// The longest time of consecutive hand-overs; default 100 ms.
     pub handover_time: Duration,
-    /// After them, so long only others ask for the lock if they wait for it; default 2 ms.
+    /// After them, so long only others ask for the lock if they wait for it; default 1 ms.
     pub handover_pause: Duration,
 }
 
@@ -391,7 +391,7 @@ impl Default for LeaseLimits {
             watch_held: false,
             max_handovers: 0,
             handover_time: Duration::from_millis(100),
-            handover_pause: Duration::from_millis(2),
+            handover_pause: Duration::from_millis(1),
         }
     }
 }

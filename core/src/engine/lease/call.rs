@@ -17,7 +17,7 @@ use super::{Granted, Hold, Inner, Insist, Record, free, local_deadline};
 use crate::backend::{LeaseDriver, LeaseTry, Owner};
 use crate::error::{Error, ErrorKind, Result};
 use crate::key::Key;
-use crate::lost::LossSignal;
+use crate::lost::{LossReason, LossSignal};
 use crate::observe::{Name, Observer};
 use crate::options::{Deadline, LeaseOptions};
 use crate::steer::steered;
@@ -86,6 +86,9 @@ impl<'a, D: LeaseDriver> Call<'a, D> {
         let mut registration = None;
         let mut backoff = Backoff::new(Duration::from_millis(20), limits.max_poll);
         loop {
+            if inner.heart().is_closed() {
+                return Err(closed()); // while it waited in the queue
+            }
             let attempt = Attempt {
                 inner: inner.clone(),
                 key: key.clone(),
@@ -184,13 +187,15 @@ impl<D: LeaseDriver> Attempt<D> {
             ttl: opts.ttl,
             signal: signal.clone(),
             permit: Mutex::new(Some(permit)),
-            run: hands_on.then_some(Run { handed: 0, since: sent }),
+            run: hands_on.then_some(Run { handed: 0, since: sent, contended: waits }),
         });
         let renew_until = match (opts.auto_renew, opts.max_hold) {
             (false, _) => Some(sent),
             (true, max_hold) => max_hold.and_then(|time| sent.checked_add(time)),
         };
-        inner.heart().add(Entry::new(record.clone(), sent, renew_until, wake_id));
+        if !inner.heart().add(Entry::new(record.clone(), sent, renew_until, wake_id)) {
+            record.signal.lose(LossReason::Closed);
+        }
         let hold = Hold { inner, record, released: false, runtime: Handle::current() };
         Outcome::Acquired(Granted { token, signal, hold })
     }

@@ -85,6 +85,9 @@ pub(super) struct Run {
     pub(super) handed: u32,
     /// When the store was asked for it.
     pub(super) since: Instant,
+    /// It was waited for because others had it: they will want it again, also those of whom the
+    /// store has not heard yet.
+    pub(super) contended: bool,
 }
 
 impl Run {
@@ -155,8 +158,8 @@ pub(super) fn pass_on(
     limits: LeaseLimits,
     awaited: bool,
 ) {
-    let is_over = record.run.is_some_and(|run| run.is_over(&limits));
-    if awaited && is_over && permit.as_ref().is_some_and(|permit| !permit.is_last()) {
+    let yields = record.run.is_some_and(|run| run.is_over(&limits) && (awaited || run.contended));
+    if yields && permit.as_ref().is_some_and(|permit| !permit.is_last()) {
         tokio::spawn(steered(async move {
             tokio::time::sleep(limits.handover_pause).await;
             drop(permit);

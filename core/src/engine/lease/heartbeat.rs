@@ -37,12 +37,12 @@ impl Heart {
         Self { beats, table }
     }
 
-    /// Looks after a lease; after the close that is lost at its deadline.
-    pub(super) fn add(&self, entry: Entry) {
+    /// Looks after a lease; false after the close.
+    pub(super) fn add(&self, entry: Entry) -> bool {
         let wakes = {
             let mut table = lock(&self.table);
             if table.closed {
-                return;
+                return false;
             }
             let wakes = table.asleep_until.is_none_or(|until| entry.due < until);
             if wakes {
@@ -54,6 +54,7 @@ impl Heart {
         if wakes {
             drop(self.beats.send(Beat::Look)); // closed meanwhile
         }
+        true
     }
 
     /// Puts another record in the place of an owner's, in one step with the end of the old one's
