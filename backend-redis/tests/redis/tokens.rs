@@ -51,9 +51,9 @@ async fn tokens_rise_across_flushall() {
 /// A lock whose holder has waited for it in the process of the one before: it is the same lock on
 /// the server.
 async fn handed_on(handle: &RedisBackend) -> (FencingToken, LockGuard) {
-    let guard = handle.lock(&key("x"), LockOptions::try_once()).await.unwrap().unwrap();
-    let before = guard.token().await.unwrap();
     let (key, opts) = (key("x"), LockOptions::default().wait(Duration::from_secs(20)));
+    let guard = handle.lock(&key, opts).await.unwrap().unwrap();
+    let before = guard.token().await.unwrap();
     let mut waiter = handle.lock(&key, opts);
     assert!(waiter.as_mut().now_or_never().is_none());
     guard.release().await.unwrap();
