@@ -150,6 +150,7 @@ impl Leases {
                 Err(error) if is_kept(&error) => {
                     drop(conn); // others need it meanwhile
                     let Some(pause) = pauses.next().filter(|_| !patience.has_passed()) else {
+                        self.floor_is_free().await?;
                         // somebody's `verify` keeps the row
                         return Ok(LeaseTry::Busy { expires_in: KEPT });
                     };
@@ -175,13 +176,30 @@ impl Leases {
             }
         }
     }
+
+    /// Fails if the floor's row is kept, by a purge on a stalled server, say: then what is in the way of
+    /// a try is no holder.
+    async fn floor_is_free(&self) -> Result<()> {
+        let meta = &self.store.tables.meta;
+        let how = if self.store.is_maria() { "LOCK IN SHARE MODE" } else { "FOR SHARE" };
+        let look = format!("SELECT 1 FROM {meta} WHERE id = 1 {how} NOWAIT");
+        let mut conn = self.store.own.get_conn().await.map_err(mapped)?;
+        match conn.query_drop(look).await {
+            Err(error) if is_kept(&error) => {
+                let detail = "a purge keeps the row of the floor: the server is slow, or a \
+                    transaction that changed it is open";
+                Err(Error::new(ErrorKind::Unavailable, detail).with_source(error))
+            }
+            looked => looked.map_err(mapped),
+        }
+    }
 }
 
 /// The place of the parameter by which MySQL looks whether somebody keeps the row.
 const LOOKED_AT: usize = 7;
 
 /// In milliseconds, before each further try for a row that somebody keeps: others only for a moment,
-/// an open transaction for longer. (On MariaDB, it may also be the floor's, which a purge raises.)
+/// an open transaction for longer. (It may also be the floor's, which a purge raises.)
 const PAUSES: [u64; 20] =
     [5, 5, 5, 5, 10, 10, 10, 10, 20, 20, 50, 50, 50, 50, 100, 100, 100, 100, 100, 100];
 /// No further try after so long, where each takes long itself.

@@ -197,6 +197,7 @@ impl Backend for PostgresBackend {
             store.closed.send_replace(true);
             let ((), released) = tokio::join!(named.close(), leases.close());
             claims.driver().close();
+            store.close_ready();
             if store.own_pool {
                 store.pool.close().await;
             }

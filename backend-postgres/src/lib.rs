@@ -8,6 +8,7 @@ mod error;
 mod hashtext;
 mod inspect;
 mod keys;
+mod lanes;
 mod schema;
 mod server;
 mod sever;

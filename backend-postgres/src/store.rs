@@ -1,6 +1,7 @@
 //! [`Store`]: what the drivers share: the pool, the names, and how to run a statement.
 
 use std::future::Future;
+use std::sync::Arc;
 use std::time::Duration;
 
 use leasehold_core::{Error, ErrorKind, Result};
@@ -11,18 +12,24 @@ use tokio::sync::{OnceCell, watch};
 
 use crate::error::{is_broken, is_conflict, store_error};
 use crate::keys::KeyMap;
+use crate::lanes::{Lane, Lanes};
 use crate::server::Server;
 use crate::sever::Severed;
 use crate::sql::{Arg, Mode, Names, Statement};
 
 /// How often a statement that lost against a concurrent one is repeated.
 const REPEATS: u32 = 5;
+/// A connection that was used less long ago is used again as it is. Where it was cut meanwhile, the
+/// call fails like one that is cut on its way, which the engine repeats.
+const FRESH: Duration = Duration::from_secs(1);
 
 #[derive(Debug)]
 pub(crate) struct Store {
     pub(crate) pool: PgPool,
     /// Whether the pool is the handle's own, so that nobody else has hooks on it.
     pub(crate) own_pool: bool,
+    /// Connections of the handle's own pool that were used a moment ago.
+    ready: Arc<Lanes<PoolConnection<Postgres>>>,
     pub(crate) keys: KeyMap,
     pub(crate) names: Names,
     /// That of connections of our own.
@@ -61,6 +68,7 @@ impl Store {
         holder: String,
     ) -> Self {
         Self {
+            ready: Lanes::new(pool.clone(), FRESH, |conn| drop(conn.into_inner())),
             pool,
             own_pool,
             keys,
@@ -124,6 +132,36 @@ impl Store {
         self.pool.acquire().await.map(Severed::new).map_err(store_error)
     }
 
+    /// A connection of the handle's own pool that nobody uses. Nobody has asked it whether it lives.
+    pub(crate) fn idle(&self) -> Option<PoolConnection<Postgres>> {
+        if !self.own_pool {
+            return None;
+        }
+        let ready = self.ready.take().map(|lane| lane.conn.into_inner());
+        ready.or_else(|| self.pool.try_acquire())
+    }
+
+    /// Closes what stands ready.
+    pub(crate) fn close_ready(&self) {
+        self.ready.close();
+    }
+
+    async fn lane(&self) -> sqlx::Result<Lane<PoolConnection<Postgres>>> {
+        match self.ready.take() {
+            Some(lane) => Ok(lane),
+            None => Ok(Lane::new(Severed::new(self.pool.acquire().await?))),
+        }
+    }
+
+    /// For the next call.
+    fn keep(&self, lane: Lane<PoolConnection<Postgres>>) {
+        if self.own_pool && self.ready.has_room(lane.made) {
+            self.ready.keep(lane);
+        } else {
+            drop(lane.conn.into_inner());
+        }
+    }
+
     /// Runs a statement on a connection of the pool; repeats it where it lost against another.
     pub(crate) async fn run(
         &self,
@@ -143,17 +181,20 @@ impl Store {
     ) -> sqlx::Result<Vec<PgRow>> {
         let mut repeats = 0;
         loop {
-            let mut conn = Severed::new(self.pool.acquire().await?);
-            let outcome = statement.run(&mut conn, mode, args.clone()).await;
+            let mut lane = self.lane().await?;
+            let outcome = statement.run(&mut lane.conn, mode, args.clone()).await;
             match outcome {
-                Err(error) if is_broken(&error) => return Err(error),
+                Err(error) if is_broken(&error) => {
+                    self.ready.clear();
+                    return Err(error);
+                }
                 Err(error) if is_conflict(&error) && repeats < REPEATS => repeats += 1,
                 outcome => {
-                    drop(conn.into_inner());
+                    self.keep(lane);
                     return outcome;
                 }
             }
-            drop(conn.into_inner());
+            self.keep(lane);
         }
     }
 }

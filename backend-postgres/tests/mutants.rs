@@ -53,7 +53,7 @@ const TABLE: &[Mutant<Alters>] = &[
     sent("does not unlock", "named::can_be_taken_again_after_release",
         &[("pg_backend_pid(), pg_advisory_unlock($1)", "pg_backend_pid(), $1::int8 IS NOT NULL")]),
     sent("waits for no lock", "named::wait_bounds_everything",
-        &[("true), pg_advisory_lock($2), ", "true), $2::int8, ")]),
+        &[("true), pg_advisory_lock($2)", "true), $2::int8")]),
     sent("gives all locks one token", "named::tokens_rise", &[(NEXT_TOKEN, "7::int8")]),
     database("lets each session cache tokens", "named::tokens_rise",
         "ALTER SEQUENCE leasehold.token CACHE 100"),

@@ -5,13 +5,18 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use async_trait::async_trait;
-use leasehold_core::backend::{LeaseDriver, LeaseLimits, LeaseTry, Owner, Renewal, WakeSource};
-use leasehold_core::{Error, ErrorKind, Key, Result};
+use leasehold_core::backend::{
+    Freed, LeaseDriver, LeaseLimits, LeaseTry, Owner, Renewal, WakeSource,
+};
+use leasehold_core::{Error, ErrorKind, FencingToken, Key, Result};
 
 use crate::conn::{Conn, NAME};
 use crate::keys::{Kind, Place};
 use crate::tx::RedisTx;
 use crate::wake::Wakes;
+
+/// A named lock is handed on within the process so often in a row; as many as on the other stores.
+const MAX_HANDOVERS: u32 = 16;
 
 /// The statements of leases, or of named locks.
 #[derive(Debug)]
@@ -67,7 +72,15 @@ impl LeaseDriver for Leases {
     }
 
     async fn release(&self, key: &Key, owner: Owner) -> Result<bool> {
+        Ok(self.hand_back(key, owner).await?.ours)
+    }
+
+    async fn hand_back(&self, key: &Key, owner: Owner) -> Result<Freed> {
         self.conn.release(self.place(key), owner).await
+    }
+
+    async fn token(&self, key: &Key, owner: Owner) -> Result<Option<FencingToken>> {
+        self.conn.token(&self.place(key), owner).await
     }
 
     async fn verify(&self, key: &Key, owner: Owner, tx: &mut (dyn Any + Send)) -> Result<()> {
@@ -90,6 +103,7 @@ impl LeaseDriver for Leases {
         let mut limits = LeaseLimits::default();
         limits.answer = self.conn.answer_limit();
         limits.watch_held = self.conn.settings.keyspace_events;
+        limits.max_handovers = MAX_HANDOVERS;
         limits
     }
 }

@@ -26,7 +26,9 @@
 //! - Keys are named `leasehold:<namespace>:{<tag>}:<kind>:<key>`. The tag decides the slot in a
 //!   cluster, whatever braces the key has in it. See [`Builder::cluster_tag`].
 //! - A **named lock** is a lease of [`Builder::lock_ttl`] that the handle renews: Redis has no
-//!   sessions that hold locks. The locks of a dead process are free when that has passed.
+//!   sessions that hold locks. The locks of a dead process are free when that has passed. Within a
+//!   process a lock goes to the next caller that waits for it without a trip to the server, up to 16
+//!   times in a row and for at most 100 ms; then it is released, and others who wait have their turn.
 //! - One heartbeat renews all locks and leases of the handle, in scripts of 200 keys that are
 //!   pipelined, so that the server serves others in between.
 //! - Requests for locks and leases that arrive while others are under way go out together in the
@@ -56,6 +58,10 @@
 //!   provided that the clock of the server that goes on is not behind that of the one before by
 //!   more than the time that passed between the two acquisitions. Keep the clocks of primaries
 //!   and replicas in step (NTP), and do not step them back while data is lost.
+//!
+//! A lease and a claim have it at once, and so has a named lock that the server was asked for. One
+//! that was handed on within the process gets it when it is first asked for, by a script that gives
+//! none to who has lost the lock.
 //!
 //! # What it does not promise
 //!

@@ -1,7 +1,7 @@
 //! Locks with a ttl on the server: what leases, named locks and claims are made of.
 
 use fred::types::Value;
-use leasehold_core::backend::{LeaseTry, Owner};
+use leasehold_core::backend::{Freed, LeaseTry, Owner};
 use leasehold_core::{FencingToken, Result};
 use std::sync::Arc;
 use std::time::Duration;
@@ -10,7 +10,7 @@ use crate::batch::{self, Queue, Request};
 use crate::conn::{Conn, Words};
 use crate::error::strange;
 use crate::keys::{KEEP_LAST, KEEP_MARK, Kind, Place, millis};
-use crate::script::{ACQUIRE, CLAIM, RELEASE, RENEW};
+use crate::script::{ACQUIRE, CLAIM, RELEASE, RENEW, TOKEN};
 
 /// A busy lock without a ttl is somebody else's doing: looked at again after this time.
 const UNKNOWN_TTL: Duration = Duration::from_secs(1);
@@ -134,9 +134,23 @@ impl Conn {
         Ok(renewed)
     }
 
-    /// Frees a lock if `owner` has it; says whether it had it. What is freed at the same time
-    /// goes out together.
-    pub(crate) async fn release(self: &Arc<Self>, place: Place, owner: Owner) -> Result<bool> {
+    /// Makes a new token for a lock that `owner` has; none if it has not.
+    pub(crate) async fn token(&self, place: &Place, owner: Owner) -> Result<Option<FencingToken>> {
+        let words = || Words {
+            keys: vec![self.keys.last_lease(&place.tag), place.name.as_str().into()],
+            args: vec![self.keys.owner(owner).into(), millis(KEEP_LAST)],
+        };
+        let answer = self.call(&TOKEN, place.wake, words).await?;
+        if answer.as_i64() == Some(0) {
+            return Ok(None);
+        }
+        let token = number(Some(&answer)).ok_or_else(|| strange(&answer))?;
+        self.replicated(place).await?;
+        Ok(Some(FencingToken(token)))
+    }
+
+    /// Frees a lock if `owner` has it. What is freed at the same time goes out together.
+    pub(crate) async fn release(self: &Arc<Self>, place: Place, owner: Owner) -> Result<Freed> {
         batch::ask(self, Held { place, owner }).await
     }
 
@@ -144,15 +158,15 @@ impl Conn {
     pub(crate) async fn give_back(&self, place: Place, owner: Owner) -> Result<bool> {
         let held = [Held { place, owner }];
         let freed = self.release_marked(&held, None).await?;
-        Ok(freed.first() == Some(&true))
+        Ok(freed.first().is_some_and(|freed| freed.ours))
     }
 
-    /// Frees locks that one script may touch; says of each whether its owner had it.
-    pub(crate) async fn release_all(&self, held: &[Held]) -> Result<Vec<bool>> {
+    /// Frees locks that one script may touch.
+    pub(crate) async fn release_all(&self, held: &[Held]) -> Result<Vec<Freed>> {
         self.release_marked(held, Some(KEEP_MARK)).await
     }
 
-    async fn release_marked(&self, held: &[Held], mark: Option<Duration>) -> Result<Vec<bool>> {
+    async fn release_marked(&self, held: &[Held], mark: Option<Duration>) -> Result<Vec<Freed>> {
         let Some(Held { place: first, .. }) = held.first() else {
             return Ok(Vec::new());
         };
@@ -175,7 +189,7 @@ impl Conn {
         if parts.len() != held.len() {
             return Err(strange(&answer));
         }
-        Ok(parts.iter().map(|part| part.as_i64() == Some(1)).collect())
+        Ok(parts.iter().map(freed).collect())
     }
 }
 
@@ -211,7 +225,7 @@ impl Request for Wanted {
 }
 
 impl Request for Held {
-    type Answer = bool;
+    type Answer = Freed;
 
     fn queue(conn: &Conn) -> &Queue<Self> {
         &conn.releases
@@ -221,7 +235,7 @@ impl Request for Held {
         lane(conn, &self.place)
     }
 
-    async fn exchange(conn: &Conn, requests: &[Self]) -> Result<Vec<bool>> {
+    async fn exchange(conn: &Conn, requests: &[Self]) -> Result<Vec<Freed>> {
         conn.release_all(requests).await
     }
 }
@@ -232,6 +246,12 @@ fn taken(answer: &Value) -> Option<LeaseTry> {
         Value::Integer(left) => Some(busy(*left)),
         token => Some(LeaseTry::Acquired(FencingToken(number(Some(token))?))),
     }
+}
+
+/// What the script says of a lock that is to be freed.
+fn freed(answer: &Value) -> Freed {
+    let code = answer.as_i64();
+    Freed { ours: matches!(code, Some(1 | 2)), awaited: code == Some(2) }
 }
 
 /// What a script says of the locks of a claim.

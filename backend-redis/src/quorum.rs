@@ -366,7 +366,7 @@ impl LeaseDriver for Votes {
         let limit = self.servers[0].conn.settings.command_limit;
         let mut answers = self.ask(limit, |conn| {
             let place = place.clone();
-            async move { conn.release(place, owner).await }
+            async move { Ok(conn.release(place, owner).await?.ours) }
         });
         let (mut freed, mut not_held) = (0, 0);
         while let Some(answer) = answers.0.recv().await {

@@ -26,6 +26,8 @@ scripts! {
     CLAIM = "claim.lua";
     /// Renews what is still held.
     RENEW = "renew.lua";
+    /// Makes a new token for a lock that is held.
+    TOKEN = "token.lua";
     /// Frees locks.
     RELEASE = "release.lua";
     /// Admits keys.

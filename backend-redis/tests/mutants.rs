@@ -18,6 +18,7 @@ const COMMIT: &str = include_str!("../src/scripts/commit.lua");
 const DISPLACE: &str = include_str!("../src/scripts/displace.lua");
 const RELEASE: &str = include_str!("../src/scripts/release.lua");
 const RENEW: &str = include_str!("../src/scripts/renew.lua");
+const TOKEN: &str = include_str!("../src/scripts/token.lua");
 const SETTLE: &str = include_str!("../src/scripts/settle.lua");
 
 /// A script, the part of it that is replaced, and by what.
@@ -38,6 +39,9 @@ const TABLE: &[Mutant<Alters>] = &[
         (ACQUIRE, "'NX', 'GET', 'PX', ttl)", "'PX', ttl)")),
     altered("gives all the same token", "lease::tokens_rise",
         (ACQUIRE, "local token, gone = now,", "local token, gone = '1',")),
+    altered("gives what was handed on the token before it", "named::tokens_rise_along_the_queue",
+        (TOKEN, "math.max(now, last + 1, string.match(held, ':(%d+)', 33) + 1)",
+            "string.match(held, ':(%d+)', 33)")),
     altered("keeps a lease too long", "expiry::vanished_holder_is_survived",
         (ACQUIRE, TAKE, "owner..':'..token,'NX','GET','PX',ttl * 99)")),
     altered("lets a lease expire early", "expiry::vanished_holder_is_survived",

@@ -11,6 +11,7 @@ pub mod compare;
 pub mod contenders;
 pub mod load;
 pub mod players;
+mod process;
 pub mod record;
 pub mod report;
 pub mod run;

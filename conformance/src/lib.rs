@@ -68,6 +68,7 @@
 //! - The suite is tested by deliberately broken backends, each of which must fail the case that
 //!   names its fault (`cargo test -p leasehold-conformance --test mutants`).
 
+pub mod any_key;
 mod cancel;
 mod case;
 mod cases;

@@ -15,7 +15,7 @@ use async_trait::async_trait;
 
 use crate::claim::{ClaimLock, ClaimTx};
 use crate::dedupe::Dedupe;
-use crate::error::{Error, Result};
+use crate::error::{Error, ErrorKind, Result};
 use crate::inspect::Inspect;
 pub use crate::inspect::{log_released, no_token};
 use crate::key::Key;
@@ -329,6 +329,20 @@ pub trait LeaseDriver: Debug + Send + Sync + 'static {
     /// Frees the lease if `owner` has it, and wakes those who wait for it; says whether it had it.
     async fn release(&self, key: &Key, owner: Owner) -> Result<bool>;
 
+    /// As [`release`](Self::release), for a named lock after its hand-overs; says besides whether
+    /// others wait for it. By default they might.
+    async fn hand_back(&self, key: &Key, owner: Owner) -> Result<Freed> {
+        Ok(Freed { ours: self.release(key, owner).await?, awaited: true })
+    }
+
+    /// Makes a token for a lease that `owner` holds, greater than all before it, and keeps it in the
+    /// place of the one that the lease had; none if `owner` does not hold it. Asked for by named
+    /// locks that were [handed on](LeaseLimits::max_handovers).
+    async fn token(&self, key: &Key, owner: Owner) -> Result<Option<FencingToken>> {
+        let _ = (key, owner);
+        Err(Error::new(ErrorKind::Unsupported, "a held lease keeps its token"))
+    }
+
     /// See [`LeaseGuard::verify`](crate::LeaseGuard::verify).
     async fn verify(&self, key: &Key, owner: Owner, tx: &mut (dyn Any + Send)) -> Result<()>;
 
@@ -358,6 +372,14 @@ pub struct LeaseLimits {
     /// Whether to listen from the first acquisition on, because the store tells of changes to held
     /// leases ([`Wake::Changed`]); otherwise from the first wait. Default false.
     pub watch_held: bool,
+    /// Consecutive hand-overs of a named lock within the process, without a trip to the store,
+    /// before other processes get their turn. Default 0: it is released each time. Leases always
+    /// are. Needs [`LeaseDriver::token`].
+    pub max_handovers: u32,
+    /// The longest time of consecutive hand-overs; default 100 ms.
+    pub handover_time: Duration,
+    /// After them, so long only others ask for the lock if they wait for it; default 1 ms.
+    pub handover_pause: Duration,
 }
 
 impl Default for LeaseLimits {
@@ -367,6 +389,9 @@ impl Default for LeaseLimits {
             max_batch: 2_500,
             max_poll: Duration::from_secs(1),
             watch_held: false,
+            max_handovers: 0,
+            handover_time: Duration::from_millis(100),
+            handover_pause: Duration::from_millis(1),
         }
     }
 }
@@ -381,6 +406,15 @@ pub enum LeaseTry {
         /// The time until it expires if it is not renewed, by the store's clock.
         expires_in: Duration,
     },
+}
+
+/// The answer to [`LeaseDriver::hand_back`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Freed {
+    /// The owner had it.
+    pub ours: bool,
+    /// Others wait for it.
+    pub awaited: bool,
 }
 
 /// One lease to renew.

@@ -58,6 +58,11 @@ pub trait Inspect: Debug + Send + Sync + 'static {
     /// do it itself: only if it is still held under this token, never a successor's. True: it was
     /// held so until now; false: it was free, or somebody else's.
     ///
+    /// A named lock that its process has handed on, from one caller to the next without a trip to the
+    /// store, goes by the token of the one before until its holder asks for its own
+    /// ([`LockGuard::token`](crate::LockGuard::token)): so it is freed for a process that has died,
+    /// whoever in it held the lock.
+    ///
     /// Who calls it must know that the holder's work has ended. Those who wait are woken as by a
     /// release; a holder that is alive after all is told as by [`force_release`](Self::force_release).
     ///

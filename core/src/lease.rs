@@ -87,10 +87,6 @@ impl LeaseGuard {
         Self { key, token, signal: signal.into(), hold }
     }
 
-    pub(crate) fn into_parts(self) -> (Key, FencingToken, LossSignal, Box<dyn LeaseHold>) {
-        (self.key, self.token, self.signal.clone(), self.hold)
-    }
-
     /// The leased key.
     pub fn key(&self) -> &Key {
         &self.key

@@ -436,6 +436,28 @@ async fn closing_ends_the_waits() {
     held.release().await.unwrap();
 }
 
+#[tokio::test(start_paused = true)]
+async fn closing_ends_the_waits_in_the_queue() {
+    let (one, two) = pair();
+    let one = Arc::new(one);
+    let held = one.lease(&key("x"), ttl(secs(300))).await.unwrap().unwrap();
+    let waiters: Vec<_> = (0..3)
+        .map(|_| {
+            let one = one.clone();
+            let opts = LeaseOptions::default().ttl(secs(300)).wait(Duration::MAX);
+            tokio::spawn(async move { one.lease(&key("x"), opts).await })
+        })
+        .collect();
+    tokio::time::sleep(millis(100)).await;
+    one.close().await.unwrap();
+    assert_eq!(held.lost().reason(), Some(LossReason::Closed));
+    for waiter in waiters {
+        let ended = timeout(secs(60), waiter).await.expect("the wait goes on").unwrap();
+        assert_eq!(ended.unwrap_err().kind(), ErrorKind::Unavailable);
+    }
+    assert!(two.lease(&key("x"), LeaseOptions::try_once()).await.unwrap().is_some());
+}
+
 /// Counts the requests for a lease.
 #[derive(Debug)]
 struct Counting(MemoryDriver, Arc<AtomicU32>);

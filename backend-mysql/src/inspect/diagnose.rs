@@ -5,6 +5,7 @@ use mysql_async::Conn;
 use mysql_async::prelude::Queryable;
 
 use super::settings::{NAMES, STATUS, Settings};
+use super::threads::Threads;
 use super::{locks, privileges};
 use crate::error::{code, mapped, server_code};
 use crate::flavour::{Facts, Flavour, ServerInfo};
@@ -44,7 +45,8 @@ pub(super) async fn look(store: &Store, user_locks: bool) -> Result<Vec<Finding>
     findings.push(inspection(store, &mut conn, user_locks).await);
     if let Some(settings) = settings {
         findings.extend(settings.findings());
-        findings.push(settings.replication(dumps(&mut conn).await));
+        findings
+            .push(settings.replication(Threads::read(store).await.map_or(0, |all| all.replicas())));
     }
     findings.push(expired(store, &mut conn).await);
     drop(conn.disconnect().await); // it has done its work
@@ -170,14 +172,6 @@ async fn settings(conn: &mut Conn) -> mysql_async::Result<Settings> {
     let text = format!("SHOW GLOBAL STATUS WHERE Variable_name IN ({})", names(STATUS));
     all.extend(conn.query::<(String, String), _>(text).await?);
     Ok(Settings(all.into_iter().collect()))
-}
-
-/// How many replicas read the log of this server, if the user may know.
-async fn dumps(conn: &mut Conn) -> Option<u64> {
-    let text =
-        "SELECT COUNT(*) FROM information_schema.processlist WHERE command LIKE 'Binlog Dump%'";
-    let count = conn.query_first::<u64, _>(text).await;
-    count.ok().flatten().filter(|count| *count > 0)
 }
 
 async fn expired(store: &Store, conn: &mut Conn) -> Finding {

@@ -208,12 +208,12 @@ impl Settings {
     }
 
     /// `replicas`: how many are known to read the log.
-    pub(super) fn replication(&self, replicas: Option<u64>) -> Finding {
+    pub(super) fn replication(&self, replicas: usize) -> Finding {
         const TOPIC: &str = "replication";
         let semi = self.is_on("rpl_semi_sync_source_enabled")
             || self.is_on("rpl_semi_sync_master_enabled");
         let counted = self.number("Slaves_connected").filter(|count| *count > 0.0);
-        if replicas.is_none() && counted.is_none() {
+        if replicas == 0 && counted.is_none() {
             let found = if self.is_on("log_bin") {
                 "no replica is seen (which needs the privilege PROCESS)"
             } else {
@@ -246,11 +246,11 @@ mod tests {
     fn replication_that_may_lose_tokens_is_told() {
         let log = ("log_bin", "ON");
         for (variables, replicas, severity) in [
-            (vec![log], None, Severity::Fine),
-            (vec![log], Some(1), Severity::Warning),
-            (vec![log, ("Slaves_connected", "1")], None, Severity::Warning),
-            (vec![log, ("rpl_semi_sync_source_enabled", "ON")], Some(1), Severity::Fine),
-            (vec![log, ("rpl_semi_sync_master_enabled", "ON")], Some(2), Severity::Fine),
+            (vec![log], 0, Severity::Fine),
+            (vec![log], 1, Severity::Warning),
+            (vec![log, ("Slaves_connected", "1")], 0, Severity::Warning),
+            (vec![log, ("rpl_semi_sync_source_enabled", "ON")], 1, Severity::Fine),
+            (vec![log, ("rpl_semi_sync_master_enabled", "ON")], 2, Severity::Fine),
         ] {
             let finding = settings(&variables).replication(replicas);
             assert_eq!(finding.severity, severity, "{variables:?} {finding:?}");

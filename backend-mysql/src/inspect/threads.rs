@@ -16,13 +16,15 @@ pub(super) struct Threads(HashMap<u64, Thread>);
 struct Thread {
     user: String,
     host: String,
+    command: String,
     /// The statement that waits for a user-level lock.
     waits: Option<String>,
 }
 
 impl Threads {
     pub(super) async fn read(store: &Store) -> Result<Self> {
-        // the one list of connections that needs no privilege on both servers
+        // The one list of connections that needs no privilege on both servers. That of
+        // information_schema fails on MySQL while any statement has bytes that are no text.
         let rows: Vec<Row> = store.rows("SHOW FULL PROCESSLIST").await?;
         let text = |row: &Row, column: &str| {
             let text: Option<Vec<u8>> = row.get_opt(column).and_then(std::result::Result::ok);
@@ -33,6 +35,7 @@ impl Threads {
             let thread = Thread {
                 user: text(row, "User"),
                 host: text(row, "Host"),
+                command: text(row, "Command"),
                 waits: waits.then(|| text(row, "Info")),
             };
             let id = row.get_opt::<u64, _>("Id").and_then(std::result::Result::ok);
@@ -47,6 +50,11 @@ impl Threads {
             Some(Thread { user, host, .. }) => format!("connection {connection}, {user}@{host}"),
             None => format!("connection {connection}"),
         }
+    }
+
+    /// How many replicas read the binary log, of those that are shown.
+    pub(super) fn replicas(&self) -> usize {
+        self.0.values().filter(|thread| thread.command.starts_with("Binlog Dump")).count()
     }
 
     /// How many wait for a user-level lock.

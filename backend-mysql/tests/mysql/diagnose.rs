@@ -8,12 +8,13 @@ use leasehold_mysql::MySqlBackend;
 use mysql_async::prelude::Queryable;
 
 use crate::support::MySqlHarness;
-use crate::{Verdict, ensure, key, namespace, user_url, with_setup};
+use crate::{Verdict, ensure, eventually, key, namespace, user_url, with_setup};
 
 crate::tests!("diagnose":
     a_good_server_has_no_fault,
     settings_of_the_pool_are_found,
     settings_of_the_server_are_found,
+    a_replica_is_seen_beside_any_statement,
     missing_grants_are_found,
     missing_and_old_tables_are_found,
 );
@@ -152,6 +153,55 @@ async fn settings_of_the_server_are_found(harness: Arc<MySqlHarness>) -> Verdict
     let found = findings(&late).await?;
     is(&found, "read_only", Severity::Fine)?;
     is(&found, "privileges", Severity::Fine)
+}
+
+/// A replica that reads the log is told of, also while statements have bytes that are no text, which
+/// fail the list of connections in `information_schema` on MySQL.
+async fn a_replica_is_seen_beside_any_statement(harness: Arc<MySqlHarness>) -> Verdict {
+    let kind = harness.kind();
+    let start = |id: &'static str| {
+        let log = ["--log-bin=log", id];
+        tokio::task::spawn_blocking(move || MySqlHarness::start_own(kind, &log))
+    };
+    let (source, replica) = tokio::join!(start("--server-id=1"), start("--server-id=2"));
+    let (source, replica) = (source??, replica??);
+    let mut admin = source.admin().await?;
+    admin.query_drop("CREATE USER copier@'%' IDENTIFIED BY 'copies'").await?;
+    admin.query_drop("GRANT REPLICATION SLAVE ON *.* TO copier@'%'").await?;
+    // an operator's own user is shown all connections
+    let url = source.server().admin_url().replace("/mysql", "/test");
+    let backend = source.builder("x").connect(&url).await?;
+    is(&findings(&backend).await?, "replication", Severity::Fine)?;
+
+    let port = source.server().port();
+    let follow = if kind == Kind::MariaDb {
+        format!(
+            "CHANGE MASTER TO MASTER_HOST = '127.0.0.1', MASTER_PORT = {port}, \
+             MASTER_USER = 'copier', MASTER_PASSWORD = 'copies'; START SLAVE IO_THREAD"
+        )
+    } else {
+        format!(
+            "CHANGE REPLICATION SOURCE TO SOURCE_HOST = '127.0.0.1', SOURCE_PORT = {port}, \
+             SOURCE_USER = 'copier', SOURCE_PASSWORD = 'copies', GET_SOURCE_PUBLIC_KEY = 1; \
+             START REPLICA IO_THREAD"
+        )
+    };
+    let mut other = source.admin().await?;
+    let busy = tokio::spawn(async move {
+        let noise: &[u8] = &[0xef, b'&', b'Q', b'r', 0xfa, 0x96, 0xe3];
+        other.exec_drop("SELECT SLEEP(600), HEX(?)", (noise,)).await
+    });
+    replica.admin().await?.query_drop(follow).await?;
+    eventually("the replica to be seen", || async {
+        let found = backend.diagnose().await?;
+        Ok(found
+            .iter()
+            .any(|finding| finding.topic == "replication" && finding.severity == Severity::Warning))
+    })
+    .await?;
+    ensure!(!busy.is_finished(), "the statement with the bytes had ended");
+    busy.abort();
+    Ok(())
 }
 
 /// The advice, carried out, is all that is needed.

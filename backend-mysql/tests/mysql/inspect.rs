@@ -257,22 +257,16 @@ async fn what_is_released_by_force_is_lost(harness: Arc<MySqlHarness>) -> Verdic
     // who waits hears of it long before it would look
     let namespace = namespace();
     let builder = || harness.builder(&namespace).max_poll(HOUR);
-    let (a, b) = (builder().connect(harness.url()).await?, builder().connect(harness.url()).await?);
+    let a = builder().connect(harness.url()).await?;
+    let (b, link) = harness.open_with(&namespace, builder(), 4).await?;
     let _lease = a.lease(&key("x"), LeaseOptions::default().ttl(HOUR)).await?.ok_or("not free")?;
     let waiter = tokio::spawn(async move {
         b.lease(&key("x"), LeaseOptions::default().wait(HOUR)).await.map(|lease| lease.is_some())
     });
-    let waits = format!(
-        "SELECT COUNT(*) FROM information_schema.processlist JOIN leasehold_lease \
-         ON info LIKE CONCAT('SELECT IF(GET_LOCK(\\'lh:bell:', LOWER(LPAD(HEX(bell), 16, '0')), '%') \
-         WHERE scope = '{namespace}' AND awaited = 1"
-    );
-    let mut looker = harness.conn().await?;
-    let start = std::time::Instant::now();
-    while looker.query_first::<u64, _>(&waits).await? == Some(0) {
-        ensure!(start.elapsed() < PATIENCE, "nobody listens to the bell");
-        tokio::time::sleep(Duration::from_millis(5)).await;
-    }
+    eventually("the waiter to listen", || async {
+        Ok(!harness.bells(&link.name, "PENDING").await?.is_empty())
+    })
+    .await?;
     ensure!(a.force_release(Kind::Lease, &key("x")).await?.is_some(), "nobody had it");
     ensure!(within(PATIENCE, "the waiter's turn", waiter).await???, "the waiter gave up");
     Ok(())

@@ -6,7 +6,9 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use leasehold_conformance::Harness;
-use leasehold_core::{Backend, Inspect, Kind, Lease, LeaseGuard, LeaseOptions, LossReason};
+use leasehold_core::{
+    Backend, ErrorKind, Inspect, Kind, Lease, LeaseGuard, LeaseOptions, LossReason,
+};
 use leasehold_mysql::MySqlBackend;
 use mysql_async::prelude::Queryable;
 use mysql_async::{Opts, Pool, Transaction, TxOpts};
@@ -19,6 +21,7 @@ crate::tests!("kept":
     open_verification_costs_only_its_lease,
     takers_of_a_kept_lease_delay_no_renewal_of_their_handle,
     kept_row_costs_few_statements,
+    a_free_lease_is_not_busy_while_a_purge_is_stuck,
 );
 
 const TTL: Duration = Duration::from_secs(3);
@@ -39,7 +42,7 @@ async fn held(
     name: &str,
     opts: LeaseOptions,
 ) -> Result<LeaseGuard, Failure> {
-    // a purge of another test may have the floor for a moment, which a try on MariaDB takes for busy
+    // a purge of another test may keep the floor for a moment
     let lease = backend.lease(&key(name), opts.wait(PATIENCE)).await?;
     lease.ok_or_else(|| format!("{name} is not free").into())
 }
@@ -224,6 +227,29 @@ async fn takers_of_a_kept_lease_delay_no_renewal_of_their_handle(
         one.close().await?;
     }
     Ok(())
+}
+
+/// Who takes a lease reads the floor, which a purge on a stalled server may keep for long: that is no
+/// holder of the lease, so a try fails, and who waits has it once the server goes on.
+async fn a_free_lease_is_not_busy_while_a_purge_is_stuck(harness: Arc<MySqlHarness>) -> Verdict {
+    let kind = harness.kind();
+    let own = tokio::task::spawn_blocking(move || MySqlHarness::start_own(kind, &[])).await??;
+    let one = Arc::new(own.builder("x").answer(PATIENCE).connect(own.url()).await?);
+    let mut purge = transaction(&own).await?;
+    purge.query_drop("UPDATE leasehold_meta SET floor = floor + 1 WHERE id = 1").await?;
+    let tried = one.lease(&key("free"), LeaseOptions::try_once().ttl(TTL)).await;
+    let error = tried.err().ok_or("a try was told that somebody has it")?;
+    ensure!(error.kind() == ErrorKind::Unavailable, "it said {error}");
+    ensure!(error.to_string().contains("purge"), "it said {error}");
+    let waiter = one.clone();
+    let mut waiter = tokio::spawn(async move {
+        waiter.lease(&key("free"), LeaseOptions::default().ttl(TTL).wait(PATIENCE * 3)).await
+    });
+    let early = tokio::time::timeout(Duration::from_secs(2), &mut waiter).await;
+    ensure!(early.is_err(), "it did not wait: {early:?}");
+    purge.rollback().await?;
+    let lease = within(PATIENCE, "the lease", waiter).await???.ok_or("it was told busy")?;
+    Ok(lease.release().await?)
 }
 
 /// A batch with a kept row is not sent again and again.

@@ -11,17 +11,21 @@ use leasehold_core::{ClaimTx, Deadline, Error, ErrorKind, FencingToken, Key, Res
 use sqlx::pool::{MaybePoolConnection, PoolConnection};
 use sqlx::postgres::{PgConnection, Postgres};
 use sqlx::{Row, Transaction};
-use tokio::time::Instant;
 
 use super::claim_sql::{BEGIN, Statements};
 use super::dedupe::first_seen;
-use super::lanes::{Lane, Lanes, Tx};
 use crate::error::{NAME, is_broken, store_error};
 use crate::keys::LockKind;
+use crate::lanes::{Lane, Lanes};
 use crate::server::Server;
 use crate::sever::{Severed, SeveredFuture};
 use crate::sql::Mode;
 use crate::store::{Store, within};
+
+/// What a claim gives out. sqlx alone can make one, by a round trip that drops what the server
+/// answers. So it is made once and kept: the next claim begins with one message of plain text, which
+/// brings the locks and the token, and ends with one.
+type Tx = Transaction<'static, Postgres>;
 
 /// One statement waits no longer: it has a snapshot, which holds back vacuum in the whole
 /// database. A longer wait queues anew.
@@ -47,6 +51,8 @@ const BEGIN_KEPT: &str = "BEGIN; SELECT set_config('client_connection_check_inte
 const COMMIT: &str = "SHOW transaction_isolation; COMMIT AND CHAIN";
 /// As [`COMMIT`], for a connection that is kept as it is for the next claim.
 const COMMIT_AND_KEEP: &str = "SHOW transaction_isolation; COMMIT";
+/// A connection that no claim has used for so long is closed.
+const IDLE: Duration = Duration::from_secs(10);
 /// More locks than these are not taken by one message.
 const SHORT: usize = 16;
 
@@ -55,13 +61,13 @@ pub(crate) struct Claims {
     store: Arc<Store>,
     share: f64,
     statements: Arc<Statements>,
-    lanes: Arc<Lanes>,
+    lanes: Arc<Lanes<Tx>>,
 }
 
 impl Claims {
     pub(crate) fn new(store: Arc<Store>, share: f64) -> Self {
         let statements = Arc::new(Statements::new(&store.names, store.keys.mark(LockKind::Claim)));
-        let lanes = Lanes::new(store.pool.clone());
+        let lanes = Lanes::new(store.pool.clone(), IDLE, drop);
         Self { store, share, statements, lanes }
     }
 
@@ -77,7 +83,7 @@ impl Claims {
     /// Takes the locks on a connection that stands ready; none if there is no such connection.
     async fn on_lane(&self, ids: &[i64], wait: Duration) -> Result<Option<OnLane>> {
         while let Some(mut lane) = self.lanes.take() {
-            match self.statements.begin_and_take(&mut lane.tx, ids, wait).await {
+            match self.statements.begin_and_take(&mut lane.conn, ids, wait).await {
                 Ok(Some(token)) => return Ok(Some(OnLane::Taken(lane, token))),
                 Err(error) if is_broken(&error) => {} // it was cut while it was idle
                 outcome => {
@@ -90,7 +96,7 @@ impl Claims {
     }
 
     /// Ends the transaction and keeps the connection.
-    async fn end(&self, lane: Lane, how: &'static str) -> sqlx::Result<()> {
+    async fn end(&self, lane: Lane<Tx>, how: &'static str) -> sqlx::Result<()> {
         end(&self.lanes, lane, how).await
     }
 
@@ -98,7 +104,7 @@ impl Claims {
     async fn open(&self, server: Server, deadline: Deadline) -> Result<Severed<Tx>> {
         let keeps = self.keeps(server);
         // an idle connection needs no test of its own: `BEGIN` is one
-        let idle = self.store.own_pool.then(|| self.store.pool.try_acquire()).flatten();
+        let idle = self.store.idle();
         if let Some(idle) = idle {
             match begin(idle, server, keeps).await {
                 Err(error) if is_broken(&error) => {} // it was cut while it was idle
@@ -125,12 +131,12 @@ impl Claims {
 }
 
 enum OnLane {
-    Taken(Lane, FencingToken),
+    Taken(Lane<Tx>, FencingToken),
     Busy,
 }
 
-async fn end(lanes: &Arc<Lanes>, mut lane: Lane, how: &'static str) -> sqlx::Result<()> {
-    sqlx::raw_sql(how).execute(&mut **lane.tx).await?;
+async fn end(lanes: &Arc<Lanes<Tx>>, mut lane: Lane<Tx>, how: &'static str) -> sqlx::Result<()> {
+    sqlx::raw_sql(how).execute(&mut **lane.conn).await?;
     lanes.keep(lane);
     Ok(())
 }
@@ -187,7 +193,7 @@ impl ClaimDriver for Claims {
             return Err(Error::new(ErrorKind::Exhausted, detail));
         }
         let keeps = self.keeps(server);
-        let claim = |lane: Lane, token| PgClaim {
+        let claim = |lane: Lane<Tx>, token| PgClaim {
             lane,
             token,
             mode: server.mode(),
@@ -211,7 +217,7 @@ impl ClaimDriver for Claims {
             let wait = deadline.remaining().min(LONGEST_STATEMENT);
             match self.statements.take(&mut tx, server.mode(), ids, wait).await {
                 Ok(Some(token)) => {
-                    let lane = Lane { tx, made: Instant::now() };
+                    let lane = Lane::new(tx);
                     return Ok(Some(Box::new(claim(lane, token))));
                 }
                 Ok(None) => roll_back(tx).await.map_err(store_error)?,
@@ -230,18 +236,18 @@ impl ClaimDriver for Claims {
 
 /// An open claim.
 struct PgClaim {
-    lane: Lane,
+    lane: Lane<Tx>,
     token: FencingToken,
     mode: Mode,
     statements: Arc<Statements>,
     store: Arc<Store>,
     /// Where the connection goes afterwards; none: to its pool.
-    lanes: Option<Arc<Lanes>>,
+    lanes: Option<Arc<Lanes<Tx>>>,
 }
 
 impl PgClaim {
     /// Where the connection is kept, if there is room.
-    fn kept(&self) -> Option<Arc<Lanes>> {
+    fn kept(&self) -> Option<Arc<Lanes<Tx>>> {
         self.lanes.clone().filter(|lanes| lanes.has_room(self.lane.made))
     }
 }
@@ -259,23 +265,23 @@ impl ClaimTx for PgClaim {
     }
 
     fn tx(&mut self) -> &mut (dyn Any + Send) {
-        &mut *self.lane.tx
+        &mut *self.lane.conn
     }
 
     async fn first_seen(&mut self, key: &Key, retain: Duration) -> Result<bool> {
         let statement = &self.statements.first_seen;
-        first_seen(&mut self.lane.tx, statement, self.mode, &self.store, key, retain).await
+        first_seen(&mut self.lane.conn, statement, self.mode, &self.store, key, retain).await
     }
 
     async fn commit(mut self: Box<Self>) -> Result<()> {
         let kept = self.kept();
         let commit = if kept.is_some() { COMMIT_AND_KEEP } else { COMMIT };
-        let committed = sqlx::raw_sql(commit).execute(&mut **self.lane.tx).await;
+        let committed = sqlx::raw_sql(commit).execute(&mut **self.lane.conn).await;
         match committed {
             Ok(_) => {
                 match kept {
                     Some(lanes) => lanes.keep(self.lane),
-                    None => drop(self.lane.tx.into_inner()),
+                    None => drop(self.lane.conn.into_inner()),
                 }
                 Ok(())
             }
@@ -284,7 +290,7 @@ impl ClaimTx for PgClaim {
                 Err(Error::new(ErrorKind::CommitUnknown, detail).with_source(error))
             }
             Err(error) => {
-                drop(roll_back(self.lane.tx).await); // it has rolled back already, or will
+                drop(roll_back(self.lane.conn).await); // it has rolled back already, or will
                 Err(store_error(error))
             }
         }
@@ -293,7 +299,7 @@ impl ClaimTx for PgClaim {
     async fn rollback(self: Box<Self>) -> Result<()> {
         let rolled_back = match self.kept() {
             Some(lanes) => within(ROLLBACK_LIMIT, end(&lanes, self.lane, "ROLLBACK")).await,
-            None => roll_back(self.lane.tx).await,
+            None => roll_back(self.lane.conn).await,
         };
         rolled_back.map_err(store_error)
     }

@@ -15,7 +15,13 @@ use crate::sql::Names;
 ///
 /// In `all`, the columns are evaluated from left to right, so that what is released can be taken
 /// again in the same statement. (Where that did not hold, a lock that is released and tried for at
-/// once would stay ours: others would miss a turn, and nothing worse.)
+/// once would stay ours: others would miss a turn, and nothing worse.) All that it grants has the
+/// same token, as tokens order the holders of one key: drawn after the last lock, it is above those
+/// of all holders before. One for each would have to wait for the disk, as the server logs
+/// 32 of a sequence at a time.
+///
+/// `wait` draws no token: whoever waits for the lock would wait for the disk as well, once in 32
+/// times. It is drawn when it is asked for.
 #[derive(Debug)]
 pub(super) struct Statements {
     alive: SqlStr,
@@ -42,22 +48,19 @@ impl Statements {
                  CASE WHEN pg_try_advisory_lock($1) THEN {next_token} END"),
             release_one: sql("SELECT pg_backend_pid(), pg_advisory_unlock($1)"),
             all: sql("SELECT pg_backend_pid(), \
-                 ARRAY(SELECT pg_advisory_unlock(id) FROM unnest($1::int8[]) AS id), \
-                 ARRAY(SELECT CASE WHEN pg_try_advisory_lock(id) THEN {next_token} END \
-                       FROM unnest($2::int8[]) AS id), \
-                 ARRAY(SELECT {next_token} FROM generate_series(1, $3::int8))"),
+                 done.released, done.granted, \
+                 CASE WHEN $3 OR true = ANY (done.granted) THEN {next_token} END \
+                 FROM (SELECT \
+                   ARRAY(SELECT pg_advisory_unlock(id) FROM unnest($1::int8[]) AS id) AS released, \
+                   ARRAY(SELECT pg_try_advisory_lock(id) FROM unnest($2::int8[]) AS id) AS granted \
+                   OFFSET 0) AS done"),
             held: sql(&format!("SELECT {OWN_ID} {OWN_LOCKS}")),
             kill: sql("SELECT pg_terminate_backend(a.pid) FROM pg_stat_activity a \
                  JOIN unnest($1::int8[]) AS k (id) ON a.pid = (k.id & 4294967295) \
                  AND (extract(epoch FROM a.backend_start) * 1000000)::int8 & 4294967295 \
                    = (k.id >> 32) & 4294967295"),
-            wait: sql(
-                "SELECT set_config('lock_timeout', $1, true), pg_advisory_lock($2), {next_token}",
-            ),
-            is_held: sql(&format!(
-                "SELECT CASE WHEN EXISTS (SELECT 1 {OWN_LOCKS} AND {OWN_ID} = $1) \
-                 THEN {{next_token}} END"
-            )),
+            wait: sql("SELECT set_config('lock_timeout', $1, true), pg_advisory_lock($2)"),
+            is_held: sql(&format!("SELECT EXISTS (SELECT 1 {OWN_LOCKS} AND {OWN_ID} = $1)")),
         }
     }
 }
@@ -121,16 +124,17 @@ impl PgSession {
         let row = sqlx::query(self.statements.all.clone())
             .bind(release)
             .bind(tries)
-            .bind(tokens.cast_signed() as i64)
+            .bind(tokens > 0)
             .fetch_one(&mut *self.link)
             .await?;
         self.same_session(&row)?;
-        let tries: Vec<Option<i64>> = row.try_get(2)?;
-        let tokens: Vec<i64> = row.try_get(3)?;
+        let granted: Vec<bool> = row.try_get(2)?;
+        let token: Option<i64> = row.try_get(3)?;
         Ok(BatchAnswer {
             released: row.try_get(1)?,
-            tries: tries.into_iter().map(outcome).collect(),
-            tokens: tokens.into_iter().map(|token| FencingToken(token.cast_unsigned())).collect(),
+            tries: granted.into_iter().map(|granted| outcome(token.filter(|_| granted))).collect(),
+            // fewer than were asked for would be noticed
+            tokens: token.map_or_else(Vec::new, |token| vec![fencing(token); tokens]),
         })
     }
 
@@ -182,8 +186,9 @@ impl PgSession {
 }
 
 fn outcome(token: Option<i64>) -> Try {
-    match token {
-        Some(token) => Try::Granted(Some(FencingToken(token.cast_unsigned()))),
-        None => Try::Busy,
-    }
+    token.map_or(Try::Busy, |token| Try::Granted(Some(fencing(token))))
+}
+
+fn fencing(token: i64) -> FencingToken {
+    FencingToken(token.cast_unsigned())
 }

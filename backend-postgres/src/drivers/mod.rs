@@ -4,7 +4,6 @@ mod claim;
 mod claim_sql;
 mod dedupe;
 mod exchange;
-mod lanes;
 mod lease;
 mod listen;
 mod session;

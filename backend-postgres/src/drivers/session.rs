@@ -7,7 +7,7 @@ use async_trait::async_trait;
 use leasehold_core::backend::{
     Batch, BatchAnswer, Session, SessionDriver, SessionId, SessionLimits, Try,
 };
-use leasehold_core::{Error, ErrorKind, FencingToken, Key, Result};
+use leasehold_core::{Error, ErrorKind, Key, Result};
 use sqlx::postgres::{PgListener, PgRow};
 use sqlx::{AssertSqlSafe, Row};
 
@@ -200,7 +200,7 @@ impl Session for PgSession {
             .fetch_one(&mut *self.link)
             .await;
         let outcome = match asked {
-            Ok(row) => Ok(Try::Granted(Some(token(&row, 2)?))),
+            Ok(_) => Ok(Try::Granted(None)),
             Err(error) if is_broken(&error) => Err(store_error(error)),
             Err(error) => self.after_failed_wait(*id, error).await,
         };
@@ -244,19 +244,14 @@ impl PgSession {
     async fn after_failed_wait(&mut self, id: i64, error: sqlx::Error) -> Result<Try> {
         let held = sqlx::query(self.statements.is_held.clone()).bind(id);
         let row = held.fetch_one(&mut *self.link).await.map_err(store_error)?;
-        if let Some(token) = row.try_get::<Option<i64>, _>(0).map_err(store_error)? {
-            return Ok(Try::Granted(Some(FencingToken(token.cast_unsigned()))));
+        if row.try_get(0).map_err(store_error)? {
+            return Ok(Try::Granted(None));
         }
         if ended_the_wait(&error) {
             return Ok(Try::Busy);
         }
         Ok(Try::Refused(store_error(error)))
     }
-}
-
-fn token(row: &PgRow, column: usize) -> Result<FencingToken> {
-    let token: i64 = row.try_get(column).map_err(store_error)?;
-    Ok(FencingToken(token.cast_unsigned()))
 }
 
 /// A wait as a `lock_timeout` in milliseconds: rounded up, since zero means no limit, and cut to

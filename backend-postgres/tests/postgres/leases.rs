@@ -5,8 +5,8 @@ use std::time::{Duration, Instant};
 
 use leasehold_core::backend::LeaseLimits;
 use leasehold_core::{
-    Admission, Backend, ClaimLock, ClaimOptions, Dedupe, DedupeOptions, ErrorKind, Keys, Lease,
-    LeaseOptions,
+    Admission, Backend, ClaimLock, ClaimOptions, Dedupe, DedupeExt, DedupeOptions, ErrorKind, Keys,
+    Lease, LeaseOptions,
 };
 use sqlx::postgres::PgPoolOptions;
 
@@ -347,4 +347,41 @@ pub(crate) async fn rows_do_not_pile_up(env: &Env) {
     entry.abandon().await.unwrap();
     assert_eq!(ask(&mut admin, count).await, "0");
     run(&mut admin, format!("DROP SCHEMA {schema} CASCADE")).await;
+}
+
+/// Connections that were used a moment ago are not asked whether they live: what is cut meanwhile
+/// is asked again on another one.
+pub(crate) async fn connections_that_are_cut_between_calls_are_replaced(env: &Env) {
+    let ns = namespace("cut");
+    let a = env.handle(&ns).await;
+    let opts = LeaseOptions::default().wait(PATIENCE);
+    let retain = Duration::from_secs(60);
+    for round in 0..3 {
+        let names: Vec<_> = (0..6).map(|n| key(&format!("{round}-{n}"))).collect();
+        let seen = names.iter().map(|name| a.first_seen(name, retain));
+        for first in futures_util::future::join_all(seen).await {
+            assert!(first.unwrap());
+        }
+        assert!(env.end_sessions(&ns).await > 1, "several connections stood ready");
+        let lease = got(a.lease(&names[0], opts).await);
+        for name in &names {
+            assert!(!a.first_seen(name, retain).await.unwrap());
+        }
+        assert!(env.end_sessions(&ns).await > 0);
+        lease.release().await.unwrap();
+    }
+}
+
+/// What stands ready for the next call goes back to the pool soon, for whoever else uses it.
+pub(crate) async fn the_pool_has_all_its_connections_for_others(env: &Env) {
+    let ns = namespace("pool");
+    let a = env.handle(&ns).await;
+    let names: Vec<_> = (0..10).map(|n| key(&n.to_string())).collect();
+    let seen = names.iter().map(|name| a.first_seen(name, Duration::from_secs(60)));
+    for first in futures_util::future::join_all(seen).await {
+        assert!(first.unwrap());
+    }
+    let all = futures_util::future::join_all((0..10).map(|_| a.pool().acquire()));
+    let all = soon("all connections of the pool", all).await;
+    assert!(all.iter().all(Result::is_ok));
 }

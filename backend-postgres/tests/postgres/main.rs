@@ -54,6 +54,7 @@ on_both! {
         an_outdated_kill_hits_nobody,
         tiny_waits_are_short,
         locks_are_seen_in_the_servers_view,
+        a_batch_draws_one_token_and_a_wait_none,
     }
     claims::{
         nothing_leaks_to_the_pool,
@@ -79,6 +80,8 @@ on_both! {
         an_open_transaction_is_waited_for,
         an_answer_while_rows_come_and_go,
         rows_do_not_pile_up,
+        connections_that_are_cut_between_calls_are_replaced,
+        the_pool_has_all_its_connections_for_others,
     }
     keys::{
         hashtext_is_the_servers,

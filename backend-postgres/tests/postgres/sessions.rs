@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use leasehold_core::backend::SessionLimits;
 use leasehold_core::{
-    ClaimLock, ClaimOptions, ErrorKind, Keys, LockOptions, LossReason, NamedLock,
+    Backend, ClaimLock, ClaimOptions, ErrorKind, Keys, LockOptions, LossReason, NamedLock,
 };
 use leasehold_postgres::LockKind;
 use sqlx::Row;
@@ -263,4 +263,65 @@ pub(crate) async fn locks_are_seen_in_the_servers_view(env: &Env) {
     let mut ours = [LockKind::Session, LockKind::Claim].map(|kind| a.lock_id(kind, &key("x")));
     ours.sort_unstable();
     assert_eq!(seen, ours);
+}
+
+/// The server writes to its disk for each 32 tokens, and so they are drawn as seldom as can be.
+pub(crate) async fn a_batch_draws_one_token_and_a_wait_none(env: &Env) {
+    let (ns, other) = (namespace("draws"), namespace("draws"));
+    let schema = format!("draws_{:08x}", rand::random::<u32>());
+    let open = |ns: &str| {
+        env.builder(ns).schema(&schema).key_hash(|_, key| {
+            use std::hash::{DefaultHasher, Hash, Hasher};
+            let mut hasher = DefaultHasher::new();
+            key.as_str().hash(&mut hasher);
+            hasher.finish().cast_signed()
+        })
+    };
+    let a = Arc::new(open(&ns).connect(&env.url()).await.unwrap());
+    a.migrate().await.unwrap();
+    let b = open(&other).connect(&env.url()).await.unwrap();
+    let drawn = async || -> i64 {
+        let sql = format!("SELECT last_value - 1 + is_called::int FROM {schema}.token");
+        let row = sqlx::raw_sql(sqlx::AssertSqlSafe(sql));
+        row.fetch_one(&mut env.admin().await).await.unwrap().try_get(0).unwrap()
+    };
+
+    // all that is asked for while the session is opened goes out together
+    let names: Vec<_> = (0..100).map(|n| key(&format!("{ns}-{n}"))).collect();
+    let all = async || {
+        let locks = names.iter().map(|name| a.lock(name, LockOptions::try_once()));
+        futures_util::future::join_all(locks).await.into_iter().map(got).collect::<Vec<_>>()
+    };
+    let mut tokens = Vec::new();
+    for round in 0..2 {
+        let before = drawn().await;
+        let guards = all().await;
+        let draws = drawn().await - before;
+        assert!(draws < 20 && (round > 0 || draws == 1), "{draws} draws for 100 locks");
+        let mut now = Vec::new();
+        for guard in guards {
+            now.push(guard.token().await.unwrap());
+            guard.release().await.unwrap();
+        }
+        assert_eq!(drawn().await - before, draws, "a token came with each lock");
+        assert!(tokens.iter().zip(&now).all(|(before, now)| before < now), "{tokens:?}, {now:?}");
+        tokens = now;
+    }
+
+    let held = got(b.lock(&names[0], LockOptions::try_once()).await);
+    let token = held.token().await.unwrap();
+    assert!(token > tokens[0]);
+    let waiter = {
+        let (a, name) = (a.clone(), names[0].clone());
+        tokio::spawn(async move { a.lock(&name, LockOptions::default().wait(PATIENCE)).await })
+    };
+    until("a wait on the server", || async { env.waiting(&ns).await == 1 }).await;
+    let before = drawn().await;
+    held.release().await.unwrap();
+    let next = got(soon("the lock", waiter).await.unwrap());
+    assert_eq!(drawn().await, before, "the wait drew a token");
+    assert!(next.token().await.unwrap() > token);
+    assert_eq!(drawn().await, before + 1);
+    next.release().await.unwrap();
+    run(&mut env.admin().await, format!("DROP SCHEMA {schema} CASCADE")).await;
 }

@@ -3,7 +3,7 @@
 -- KEYS: 1 the last token of the leases of the slot, 2.. the locks
 -- ARGV: 1 how long a mark lasts in ms (0: none is made), 2 PUBLISH or SPUBLISH, 3 channel, then
 --       for each lock owner, what to publish
--- Returns for each lock 1 if its owner had it, otherwise 0.
+-- Returns for each lock 1 if its owner had it, 2 if somebody wanted it besides, otherwise 0.
 local call, sub, KEYS, ARGV = redis.call, string.sub, KEYS, ARGV
 local freed = {}
 for n = 2, #KEYS do
@@ -11,8 +11,11 @@ for n = 2, #KEYS do
   local held = redis.pcall('GET', lock)
   if type(held) == 'string' and sub(held, 1, 32) == owner then
     call('DEL', lock)
-    if sub(held, -1) == '!' then call(ARGV[2], ARGV[3], ARGV[2 * n + 1]) end
     freed[n - 1] = 1
+    if sub(held, -1) == '!' then
+      call(ARGV[2], ARGV[3], ARGV[2 * n + 1])
+      freed[n - 1] = 2
+    end
   else
     freed[n - 1] = 0
     if ARGV[1] ~= '0' then

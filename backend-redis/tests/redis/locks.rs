@@ -169,8 +169,8 @@ async fn a_release_that_overtakes_its_acquisition_wins() {
         strange => panic!("{strange:?}"),
     };
     let token = |answer: &Reply| answer.text().unwrap().parse::<u64>().unwrap();
-    let (freed, not_freed) =
-        (Reply::List(vec![Reply::Number(1)]), Reply::List(vec![Reply::Number(0)]));
+    let [not_freed, freed, freed_for_others] =
+        [0, 1, 2].map(|code| Reply::List(vec![Reply::Number(code)]));
 
     assert_eq!(release(&first, "60000").await, not_freed);
     let late = acquire(&first).await;
@@ -183,7 +183,7 @@ async fn a_release_that_overtakes_its_acquisition_wins() {
     assert_eq!(token(&taken[1]), highest, "a repeated request was given another token");
     highest = token(&taken[0]);
     assert!(acquire(&first).await[0].number() > 0, "it is held by somebody else");
-    assert_eq!(release(&second, "60000").await, freed);
+    assert_eq!(release(&second, "60000").await, freed_for_others);
     assert_eq!(acquire(&first).await[0].number(), -3);
     assert_eq!(lab.ask(&["EXISTS", &lock]).await.number(), 0);
 

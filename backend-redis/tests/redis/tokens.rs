@@ -1,7 +1,11 @@
 //! Fencing tokens rise whatever happens to the data.
 
+use std::time::Duration;
+
+use futures_util::FutureExt;
 use leasehold_core::{
-    ClaimLock, ClaimOptions, Dedupe, DedupeOptions, Lease, LockOptions, NamedLock,
+    ClaimLock, ClaimOptions, Dedupe, DedupeOptions, ErrorKind, FencingToken, HoldingQuery, Inspect,
+    Kind, Lease, LockGuard, LockOptions, NamedLock,
 };
 use leasehold_redis::RedisBackend;
 
@@ -42,6 +46,55 @@ async fn tokens_rise_across_flushall() {
         assert_rise(last, next);
         last = next;
     }
+}
+
+/// A lock whose holder has waited for it in the process of the one before: it is the same lock on
+/// the server.
+async fn handed_on(handle: &RedisBackend) -> (FencingToken, LockGuard) {
+    let guard = handle.lock(&key("x"), LockOptions::try_once()).await.unwrap().unwrap();
+    let before = guard.token().await.unwrap();
+    let (key, opts) = (key("x"), LockOptions::default().wait(Duration::from_secs(20)));
+    let mut waiter = handle.lock(&key, opts);
+    assert!(waiter.as_mut().now_or_never().is_none());
+    guard.release().await.unwrap();
+    (before, waiter.await.unwrap().unwrap())
+}
+
+async fn shown(handle: &RedisBackend) -> Option<FencingToken> {
+    let query = HoldingQuery::key(&key("x")).kinds([Kind::Lock]);
+    let held = handle.holdings(&query).await.unwrap();
+    held.first().and_then(|held| held.token)
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_lock_that_was_handed_on_goes_by_its_own_token_once_it_has_one() {
+    let lab = Lab::shared();
+    let (handle, other) = (lab.open().await, lab.open().await);
+    let (before, guard) = handed_on(&handle).await;
+    assert_eq!(shown(&other).await, Some(before));
+    let token = guard.token().await.unwrap();
+    assert!(token > before, "{token} after {before}");
+    assert_eq!(shown(&other).await, Some(token));
+    assert!(!other.release_by_token(Kind::Lock, &key("x"), before).await.unwrap());
+    assert!(other.release_by_token(Kind::Lock, &key("x"), token).await.unwrap());
+    let next = other.lock(&key("x"), LockOptions::try_once()).await.unwrap().unwrap();
+    assert!(next.token().await.unwrap() > token);
+    assert_eq!(guard.release().await.unwrap_err().kind(), ErrorKind::Lost);
+    assert!(next.is_held());
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_lock_that_was_handed_on_and_is_gone_from_the_server_gets_no_token() {
+    let lab = Lab::private(&[]);
+    let handle = lab.open().await;
+    let (before, guard) = handed_on(&handle).await;
+    lab.ask(&["FLUSHALL"]).await;
+    assert_eq!(guard.token().await.unwrap_err().kind(), ErrorKind::Lost);
+    assert!(guard.lost().is_set());
+    drop(guard);
+    // handed on after the data was lost and the lock taken anew
+    let (after, guard) = handed_on(&handle).await;
+    assert!(after > before && guard.token().await.unwrap() > after);
 }
 
 /// Restarted empty after `kill -9`.

@@ -6,8 +6,6 @@ mod ours;
 mod pool;
 mod postgres_raw;
 
-use std::path::Path;
-
 use leasehold_conformance::servers::Kind;
 use leasehold_peers::{Outcome, Store, peers};
 
@@ -69,22 +67,6 @@ pub fn lease_of(kind: Kind, url: &str) -> Option<Entrant> {
 /// Whether it speaks SQL.
 pub fn is_sql(kind: Kind) -> bool {
     !matches!(kind, Kind::Redis7 | Kind::Redis8 | Kind::Valkey)
-}
-
-/// leasehold on a file of SQLite, by several handles or processes.
-pub fn sqlite(file: &Path) -> Vec<Entrant> {
-    ours(&Opener::Sqlite(file.to_owned()))
-}
-
-/// leasehold in memory: what its own machinery costs, without a store.
-pub fn memory() -> Vec<Entrant> {
-    ours(&Opener::memory())
-}
-
-fn ours(opener: &Opener) -> Vec<Entrant> {
-    [Which::Lock, Which::Lease]
-        .map(|which| Entrant::new(Role::Leasehold, Leasehold::new(opener.clone(), which)))
-        .into()
 }
 
 /// `url` with TCP for both sides: by default `mysql_async` looks for the server's socket.

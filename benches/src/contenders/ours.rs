@@ -1,17 +1,14 @@
 //! leasehold.
 
-use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
 use async_trait::async_trait;
-use leasehold_core::memory::{MemoryBackend, MemoryStore};
 use leasehold_core::{Backend, Key, LeaseGuard, LeaseOptions, LockGuard, LockOptions};
 use leasehold_mysql::MySqlBackend;
 use leasehold_peers::{Contender, Held, Locker, Outcome};
 use leasehold_postgres::PostgresBackend;
 use leasehold_redis::RedisBackend;
-use leasehold_sqlite::SqliteBackend;
 use tokio::sync::OnceCell;
 
 /// Handles of one namespace share their locks.
@@ -26,18 +23,9 @@ pub enum Opener {
     MySql(String),
     /// In a server, by its URL.
     Redis(String),
-    /// In a file.
-    Sqlite(PathBuf),
-    /// In this process.
-    Memory(MemoryStore),
 }
 
 impl Opener {
-    /// A store in this process.
-    pub fn memory() -> Self {
-        Self::Memory(MemoryStore::new())
-    }
-
     /// A handle, as a service opens it.
     ///
     /// # Errors
@@ -52,13 +40,6 @@ impl Opener {
             }
             Self::Redis(url) => {
                 Arc::new(RedisBackend::builder().namespace(NAMESPACE).connect(url).await?)
-            }
-            Self::Sqlite(file) => {
-                let file = file.to_str().ok_or("the file's name is no text")?;
-                Arc::new(SqliteBackend::builder().namespace(NAMESPACE).connect(file).await?)
-            }
-            Self::Memory(store) => {
-                Arc::new(MemoryBackend::builder().namespace(NAMESPACE).store(store).build())
             }
         })
     }

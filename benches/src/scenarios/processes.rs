@@ -1,21 +1,18 @@
 //! Processes that all want the same: this program again, eight times.
 
-use std::env;
 use std::io::{BufRead, Write};
-use std::process::Stdio;
 use std::time::Duration;
 
 use futures_util::future::try_join_all;
 use leasehold_conformance::servers::Kind;
 use leasehold_peers::Outcome;
 use serde::{Deserialize, Serialize};
-use tokio::io::{AsyncBufReadExt, AsyncWriteExt, BufReader, Lines};
-use tokio::process::{Child, ChildStdin, ChildStdout, Command};
 
 use super::{entrants, name};
 use crate::contenders;
 use crate::load::{Wanted, crowd, unfairness};
 use crate::players::Players;
+use crate::process::Process;
 use crate::record::{Against, Better, Record, Unit};
 use crate::scene::Scene;
 
@@ -82,64 +79,22 @@ async fn with(scene: &Scene, tasks: usize) -> Outcome<Vec<Record>> {
 async fn turn(job: Job) -> Outcome<Vec<f64>> {
     let mut workers = Vec::with_capacity(PROCESSES);
     for _ in 0..PROCESSES {
-        workers.push(Worker::start(&job)?);
+        workers.push(Process::start("client", &job)?);
     }
     for worker in &mut workers {
         worker.expect("ready").await?;
     }
     for worker in &mut workers {
-        worker.tells.write_all(b"go\n").await?;
+        worker.tell("go").await?;
     }
     let mut counts = Vec::with_capacity(PROCESSES);
     for worker in &mut workers {
         counts.push(serde_json::from_str::<u64>(&worker.line().await?)?);
     }
-    for mut worker in workers {
-        // it ends with its input
-        drop(worker.tells);
-        let status = worker.process.wait().await?;
-        if !status.success() {
-            return Err(format!("a client process ended with {status}").into());
-        }
-    }
+    try_join_all(workers.into_iter().map(Process::end)).await?;
     let seconds = Duration::from_millis(job.millis).as_secs_f64();
     let total: u64 = counts.iter().sum();
     Ok(vec![total as f64 / seconds, unfairness(&counts)])
-}
-
-struct Worker {
-    process: Child,
-    tells: ChildStdin,
-    says: Lines<BufReader<ChildStdout>>,
-}
-
-impl Worker {
-    fn start(job: &Job) -> Outcome<Self> {
-        let mut process = Command::new(env::current_exe()?)
-            .arg("client")
-            .arg(serde_json::to_string(job)?)
-            .stdin(Stdio::piped())
-            .stdout(Stdio::piped())
-            // a turn that takes too long is dropped
-            .kill_on_drop(true)
-            .spawn()?;
-        let tells = process.stdin.take().ok_or("it was asked to be piped")?;
-        let says = process.stdout.take().ok_or("it was asked to be piped")?;
-        Ok(Self { process, tells, says: BufReader::new(says).lines() })
-    }
-
-    async fn line(&mut self) -> Outcome<String> {
-        let line = self.says.next_line().await?.ok_or("a client process ended early")?;
-        match line.strip_prefix("failed: ") {
-            Some(why) => Err(why.into()),
-            None => Ok(line),
-        }
-    }
-
-    async fn expect(&mut self, word: &str) -> Outcome {
-        let line = self.line().await?;
-        if line == word { Ok(()) } else { Err(format!("a client process said {line:?}").into()) }
-    }
 }
 
 /// What such a process does: connects, says `ready`, waits for a line, plays, says how often it had

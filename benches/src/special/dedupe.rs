@@ -14,8 +14,8 @@ use sqlx::ConnectOptions;
 use sqlx::postgres::{PgConnectOptions, PgConnection};
 
 use super::{OURS, add, micros};
-use crate::contenders::{Opener, is_sql, tcp};
-use crate::record::{Against, Better, Record, Role, Unit};
+use crate::contenders::{Opener, tcp};
+use crate::record::{Better, Record, Role, Unit};
 use crate::scene::Scene;
 use crate::turns::{Meter, at};
 
@@ -25,12 +25,11 @@ const RETAIN: Duration = Duration::from_secs(3_600);
 const MANY: usize = 1_000;
 
 pub(super) async fn play(scene: &Scene) -> Outcome<Vec<Record>> {
-    let bound = if is_sql(scene.kind()) { 1.15 } else { 1.10 };
     let record = |title: &str| Record::new("dedupe", title, Unit::Micros, Better::Lower);
     let raw = "By hand: an insert that ignores a conflict, or SET NX PX, without a time to take \
                over, a token or a holder.";
-    let mut new = record("first seen, new").target(Against::Floor, bound).note(raw);
-    let mut known = record("first seen, known").target(Against::Floor, bound).note(raw);
+    let mut new = record("first seen, new").note(raw);
+    let mut known = record("first seen, known").note(raw);
     let mut many = record("1,000 events at once, each").note(
         "admit_many. By hand: one insert of as many rows, one pipeline on Redis, without a time to \
          take over, a token or a holder.",

@@ -1,8 +1,6 @@
 //! Many locks that are held at once, by a process that does nothing else.
 
-use std::env;
 use std::io::Write as _;
-use std::process::Stdio;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -10,13 +8,12 @@ use futures_util::future::try_join_all;
 use leasehold_conformance::servers::Kind;
 use leasehold_peers::{Held, Locker, Outcome};
 use serde::{Deserialize, Serialize};
-use tokio::io::{AsyncBufReadExt, AsyncWriteExt, BufReader, Lines};
-use tokio::process::{Child, ChildStdin, ChildStdout, Command};
 use tokio::time::timeout;
 
 use super::admin::Admin;
 use super::usage;
 use crate::contenders;
+use crate::process::Process;
 use crate::record::{Against, Better, Record, Role, Unit};
 use crate::scene::{Effort, Entrant, Scene};
 
@@ -62,10 +59,16 @@ pub(super) async fn play(scene: &Scene) -> Outcome<Vec<Record>> {
     let mut records = [
         record("client memory each", Unit::KiB)
             .target(Against::Nothing, 2.0)
-            .target(Against::Peers, 1.0)
-            .note("What the process has grown by, its share of the allocator's slack included."),
+            .note(
+                "What the process has grown by, its share of the allocator's slack included. Nothing \
+                 is promised next to the peers: a lock that is neither renewed nor watched takes \
+                 the room of its name.",
+            ),
         record("connections", Unit::Count)
-            .note("redlock opens one for each command, and so has none while it holds."),
+            .note(
+                "redlock opens one for each command, and so has none while it holds: a lock that \
+                 nobody renews or watches needs none. So nothing is promised here.",
+            ),
         record("server memory each", Unit::KiB).note(
             "What the server has grown by: by its own account on Redis, by its processes' memory \
              elsewhere, the holder's connections included.",
@@ -122,7 +125,7 @@ async fn watch(scene: &Scene, job: &Holding) -> Outcome<Vec<f64>> {
     let mut admin = Admin::connect(&scene.server).await?;
     let connections = settled(&mut admin).await?;
     let memory = admin.memory(&scene.server).await?;
-    let mut holder = Holder::start(job)?;
+    let mut holder = Process::start("hold", job)?;
     let report: Report = serde_json::from_str(&holder.line().await?)?;
     if report.locks < job.locks {
         holder.end().await?;
@@ -138,7 +141,7 @@ async fn watch(scene: &Scene, job: &Holding) -> Outcome<Vec<f64>> {
         holder.end().await?;
         return Ok(numbers);
     }
-    let (server, client) = (scene.server.pids(), [holder.process.id().ok_or("it has ended")?]);
+    let (server, client) = (scene.server.pids(), [holder.id()?]);
     // Postgres tells of statements a second after them
     tokio::time::sleep(scene.pick(Duration::ZERO, TICK / 5, TICK / 5)).await;
     let before = (admin.statements().await?, usage::on_cpu(&server), usage::on_cpu(&client));
@@ -166,43 +169,6 @@ async fn settled(admin: &mut Admin) -> Outcome<f64> {
             return Ok(now);
         }
         before = now;
-    }
-}
-
-/// The process: this program again.
-struct Holder {
-    process: Child,
-    tells: ChildStdin,
-    says: Lines<BufReader<ChildStdout>>,
-}
-
-impl Holder {
-    fn start(job: &Holding) -> Outcome<Self> {
-        let mut process = Command::new(env::current_exe()?)
-            .arg("hold")
-            .arg(serde_json::to_string(job)?)
-            .stdin(Stdio::piped())
-            .stdout(Stdio::piped())
-            .kill_on_drop(true)
-            .spawn()?;
-        let tells = process.stdin.take().ok_or("it was asked to be piped")?;
-        let says = process.stdout.take().ok_or("it was asked to be piped")?;
-        Ok(Self { process, tells, says: BufReader::new(says).lines() })
-    }
-
-    async fn line(&mut self) -> Outcome<String> {
-        let line = self.says.next_line().await?.ok_or("the holding process ended early")?;
-        match line.strip_prefix("failed: ") {
-            Some(why) => Err(why.into()),
-            None => Ok(line),
-        }
-    }
-
-    async fn end(mut self) -> Outcome {
-        self.tells.shutdown().await?;
-        drop(self.tells);
-        let status = self.process.wait().await?;
-        status.success().then_some(()).ok_or_else(|| format!("it ended with {status}").into())
     }
 }
 

@@ -4,7 +4,9 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-use leasehold_core::{Admission, Claim, ClaimLockExt, ClaimOptions, DedupeExt, Error, ErrorKind};
+use leasehold_core::{
+    Admission, Claim, ClaimLockExt, ClaimOptions, DedupeExt, DedupeOptions, Error, ErrorKind,
+};
 use tokio::task::JoinSet;
 
 use crate::case::cases;
@@ -25,6 +27,7 @@ cases!(ClaimLock in "commit" {
     first_seen_is_forgotten_by_the_rollback = "a key seen inside a rolled-back or dropped claim is first again (B90)";
     first_seen_knows_what_others_admitted = "a key in progress or done is not the first inside a claim, which goes on (B96)";
     first_seen_has_one_winner = "of many claims that see a key at once exactly one is the first, rollbacks included (B97)";
+    an_open_claim_delays_no_lease = "admissions of a key that an open claim has seen first are not answered before its end, and however many there are, the handle takes and frees leases (B97)" [ParallelWriters];
 });
 
 #[derive(Clone, Debug, Default)]
@@ -371,5 +374,42 @@ async fn first_seen_has_one_winner(ctx: Ctx) -> Verdict {
     ensure!(won <= 1, "expected one claim at most to see the key first, {won} did");
     let left = handles[0].backend.first_seen(&key("event"), LONG).await?;
     ensure!(left == (won == 0), "expected the key to be known exactly if a claim committed it");
+    Ok(())
+}
+
+/// On some stores an admission waits for the claim on the server, with a connection.
+async fn an_open_claim_delays_no_lease(ctx: Ctx) -> Verdict {
+    let a = ctx.open().await?;
+    let mut claim = a.claimed(&[]).await?;
+    ensure!(claim.first_seen(&key("event"), LONG).await?, "expected it to be the first");
+    let mut duplicates = JoinSet::new();
+    for _ in 0..40 {
+        let a = a.clone();
+        duplicates
+            .spawn(async move { a.backend.admit(&key("event"), DedupeOptions::default()).await });
+    }
+    let leases = async {
+        for n in 0..20 {
+            a.leased(&format!("x{n}"), LONG).await?.release().await?;
+        }
+        Verdict::Ok(())
+    };
+    soon("20 leases, one after the other", leases).await??;
+    claim.commit().await?;
+    let mut first = 0;
+    while let Some(admitted) = duplicates.join_next().await {
+        match admitted? {
+            Ok(Admission::First(guard)) => {
+                first += 1;
+                guard.complete().await?;
+            }
+            Ok(_) => {}
+            // it may not have been told within the limit of an answer
+            Err(error) => ensure!(error.is_retryable(), "expected it to be told later: {error}"),
+        }
+    }
+    ensure!(first == 0, "expected the claim to have been the first, {first} others were");
+    let late = a.backend.first_seen(&key("event"), LONG).await?;
+    ensure!(!late, "expected the key to be known after the commit");
     Ok(())
 }

@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use futures_util::FutureExt;
 use leasehold_core::{LockOptions, NamedLockExt};
 use tokio::task::JoinSet;
 
@@ -30,6 +31,7 @@ cases!(NamedLock in "named" {
     cancelled_waiters_leave_nothing(Kind::Lock) = "waits that are dropped at any time leave no lock and no queue place (B03, B07)";
     lost_is_silent_on_release(Kind::Lock) = "releasing or dropping a guard is not told as a loss";
     token_stays_for_the_hold = "asking a guard for its token again gives the same one";
+    tokens_rise_along_the_queue = "who waited in one process for a lock has a greater token than those before, and a lesser one than those after";
     other_processes_get_their_turn = "local hand-overs do not keep another process from the lock for ever";
     with_lock_gives_the_result_and_frees = "with_lock runs its work under the lock, or not at all, and frees it";
     many_locks_on_one_handle = "one handle holds hundreds of locks, each of which excludes (B30)";
@@ -44,6 +46,32 @@ async fn token_stays_for_the_hold(ctx: Ctx) -> Verdict {
     let _other = a.locked("y").await?;
     let again = guard.token().await?;
     ensure!(token == again, "expected one token for one hold, got {token} and then {again}");
+    Ok(())
+}
+
+async fn tokens_rise_along_the_queue(ctx: Ctx) -> Verdict {
+    let (a, b) = ctx.two().await?;
+    let mut guard = a.locked("x").await?;
+    let mut last = guard.token().await?;
+    for turn in 0..40 {
+        let mut waiter = Box::pin(a.lock_within("x", Duration::from_secs(20)));
+        let early = waiter.as_mut().now_or_never();
+        ensure!(early.is_none(), "expected the lock to be held in turn {turn}, got {early:?}");
+        guard.release().await?;
+        let Some(next) = waiter.await? else {
+            return Err(Fault::new(format!("expected the lock in turn {turn}, got None")));
+        };
+        guard = next;
+        // some are never asked for theirs
+        if turn % 3 != 0 {
+            let token = guard.token().await?;
+            ensure!(token > last, "expected a token above {last} in turn {turn}, got {token}");
+            last = token;
+        }
+    }
+    guard.release().await?;
+    let token = b.locked("x").await?.token().await?;
+    ensure!(token > last, "expected a token above {last} on another handle, got {token}");
     Ok(())
 }
 

@@ -11,6 +11,7 @@ use tokio::time::Instant;
 use tracing::Instrument;
 
 use super::backoff::Backoff;
+use super::gate::{Gate, Permit, Turn};
 use super::{asked, closed};
 use crate::backend::{Admit, AdmitAnswer, DedupeDriver, Owner};
 use crate::dedupe::{Admission, Dedupe, DedupeGuard, DedupeHold};
@@ -19,13 +20,18 @@ use crate::inspect::Kind;
 use crate::key::Key;
 use crate::lost::LossSignal;
 use crate::observe::Observer;
-use crate::options::DedupeOptions;
+use crate::options::{Deadline, DedupeOptions};
 use crate::steer::steered;
 
 /// Makes a [`Dedupe`] of a [`DedupeDriver`].
+///
+/// Callers of one process queue locally for each key first: on some stores an admission of a key that
+/// an open claim has seen waits for that claim's end with a connection, and its duplicates would wait
+/// with all the others.
 #[derive(Debug)]
 pub struct DedupeEngine<D: DedupeDriver> {
     driver: Arc<D>,
+    gate: Gate<Turn<Key>>,
     observer: Observer,
 }
 
@@ -33,7 +39,7 @@ impl<D: DedupeDriver> DedupeEngine<D> {
     /// An engine over `driver`.
     pub fn new(driver: D) -> Self {
         let observer = Observer::new(driver.backend(), Kind::Dedupe);
-        Self { driver: Arc::new(driver), observer }
+        Self { driver: Arc::new(driver), gate: Gate::new(), observer }
     }
 
     /// The driver.
@@ -52,10 +58,7 @@ impl<D: DedupeDriver> DedupeEngine<D> {
                 items.len() - 1
             });
         }
-        let driver = self.driver.clone();
-        let answers = tokio::spawn(steered(admit(driver, items).in_current_span()))
-            .await
-            .map_err(|_| closed())??;
+        let answers = self.ask(items).await?;
         let mut answers: Vec<_> = answers.into_iter().map(Some).collect();
         let repeats = keys.iter().map(|key| (key, first[key]));
         // the first of equal keys takes the answer, the rest are asked for once more
@@ -71,9 +74,34 @@ impl<D: DedupeDriver> DedupeEngine<D> {
 
     /// A key that occurs a second time in one call.
     async fn again(&self, key: &Key, opts: DedupeOptions) -> Result<Admission> {
-        let admit = admit(self.driver.clone(), vec![question(key, opts)]);
-        let task = tokio::spawn(steered(admit.in_current_span()));
-        task.await.map_err(|_| closed())??.pop().ok_or_else(closed)
+        self.ask(vec![question(key, opts)]).await?.pop().ok_or_else(closed)
+    }
+
+    async fn ask(&self, items: Vec<Admit>) -> Result<Vec<Admission>> {
+        let permits = self.turn(&items).await?;
+        let driver = self.driver.clone();
+        let admit = async move {
+            let admitted = admit(driver, items).await;
+            drop(permits);
+            admitted
+        };
+        tokio::spawn(steered(admit.in_current_span())).await.map_err(|_| closed())?
+    }
+
+    /// Waits for the turn of each key, in their order.
+    async fn turn(&self, items: &[Admit]) -> Result<Vec<Permit<Turn<Key>>>> {
+        let limit = self.driver.answer_limit();
+        let deadline = Deadline::after(limit);
+        let mut keys: Vec<&Key> = items.iter().map(|item| &item.key).collect();
+        keys.sort_unstable();
+        let mut permits = Vec::with_capacity(keys.len());
+        for key in keys {
+            permits.push(self.gate.acquire(key, deadline, || ()).await.ok_or_else(|| {
+                let detail = format!("no turn within {limit:?}: earlier admissions are unanswered");
+                Error::new(ErrorKind::Unavailable, detail).on(key)
+            })?);
+        }
+        Ok(permits)
     }
 }
 
@@ -237,5 +265,81 @@ impl<D: DedupeDriver> Drop for Hold<D> {
         if !self.ended {
             drop(self.start(End::Abandon));
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Mutex;
+
+    use futures_util::future::join_all;
+    use tokio::sync::Semaphore;
+    use tokio::time::timeout;
+
+    use super::*;
+
+    /// Answers that a key is in progress; of "a", once it may.
+    #[derive(Debug)]
+    struct Stuck {
+        may: Semaphore,
+        asked: Mutex<Vec<Key>>,
+    }
+
+    #[async_trait]
+    impl DedupeDriver for Stuck {
+        fn backend(&self) -> &'static str {
+            "stuck"
+        }
+
+        async fn admit(&self, items: &[Admit]) -> Result<Vec<AdmitAnswer>> {
+            let keys = items.iter().map(|item| item.key.clone());
+            self.asked.lock().expect("no test panics with it").extend(keys);
+            if items.iter().any(|item| item.key.as_str() == "a") {
+                self.may.acquire().await.expect("it is never closed").forget();
+            }
+            let since = std::time::UNIX_EPOCH;
+            Ok(items.iter().map(|_| AdmitAnswer::InProgress { since }).collect())
+        }
+
+        async fn complete(&self, _: &Key, _: Owner, _: Duration) -> Result<bool> {
+            Ok(true)
+        }
+
+        async fn abandon(&self, _: &Key, _: Owner) -> Result<bool> {
+            Ok(true)
+        }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn the_store_is_asked_about_a_key_once_at_a_time() {
+        let stuck = Stuck { may: Semaphore::new(0), asked: Mutex::default() };
+        let engine = DedupeEngine::new(stuck);
+        let asked = || engine.driver().asked.lock().expect("no test panics with it").clone();
+        let key = |name: &str| Key::new(name).expect("a valid key");
+        let (a, b, c) = (key("a"), key("b"), key("c"));
+        let opts = DedupeOptions::default();
+        let duplicates = join_all((0..10).map(|_| engine.admit(&a, opts)));
+        let both = [b.clone(), a.clone()];
+        let many = engine.admit_many(&both, opts);
+        let others = async {
+            let second = Duration::from_secs(1);
+            assert!(timeout(second, engine.admit(&a, opts)).await.is_err(), "it has no turn");
+            // neither duplicates nor those who have given up are in the way of another key
+            assert!(engine.admit(&c, opts).await.is_ok());
+            assert_eq!(asked(), [a.clone(), c.clone()]);
+            engine.driver().may.add_permits(20);
+        };
+        let (duplicates, many, ()) = tokio::join!(duplicates, many, others);
+        assert!(duplicates.iter().all(Result::is_ok), "{duplicates:?}");
+        assert_eq!(many.expect("it had its turn").len(), 2);
+        assert_eq!(asked().len(), 10 + 2 + 1);
+        let left = engine.driver().may.available_permits();
+        engine.driver().may.forget_permits(left);
+        assert_eq!(engine.gate.len(), 0, "a queue was left behind");
+
+        // who gets no turn is told why
+        let stuck = tokio::join!(engine.admit(&a, opts), engine.admit(&a, opts)).1;
+        let error = stuck.expect_err("the first one is not answered").to_string();
+        assert!(error.contains("earlier admissions are unanswered"), "{error}");
     }
 }

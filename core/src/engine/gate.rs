@@ -90,6 +90,30 @@ impl<W: Waiter> Permit<W> {
         let mut queues = self.gate.lock();
         Some(queues.queues.get_mut(self.id())?.pop_first()?.1)
     }
+
+    /// Takes the next one out of the queue if it is still there and is one that is wanted.
+    pub(super) fn next_if(
+        &self,
+        is_gone: impl Fn(&W) -> bool,
+        wanted: impl Fn(&W) -> bool,
+    ) -> Option<W> {
+        let mut queues = self.gate.lock();
+        let queue = queues.queues.get_mut(self.id())?;
+        while let Some(first) = queue.first_entry() {
+            match (is_gone(first.get()), wanted(first.get())) {
+                (true, _) => drop(first.remove()),
+                (false, true) => return Some(first.remove()),
+                (false, false) => return None,
+            }
+        }
+        None
+    }
+
+    /// Whether nobody waits for it.
+    pub(super) fn is_last(&self) -> bool {
+        let queues = self.gate.lock();
+        queues.queues.get(self.id()).is_none_or(BTreeMap::is_empty)
+    }
 }
 
 impl<W: Waiter> Drop for Permit<W> {
@@ -167,18 +191,34 @@ impl<Id: Clone + Debug + Eq + Hash + Send + 'static> Gate<Turn<Id>> {
         deadline: crate::Deadline,
         queues: impl FnOnce(),
     ) -> Option<Permit<Turn<Id>>> {
-        let (tx, mut rx) = tokio::sync::oneshot::channel();
-        match self.enter(id, Turn(tx), !deadline.has_passed()) {
-            Entry::Free(permit, _) => Some(permit),
+        let (tell, told) = tokio::sync::oneshot::channel();
+        self.wait(id, Turn(tell), told, deadline, queues).await
+    }
+}
+
+impl<W: Waiter> Gate<W> {
+    /// Waits until the deadline for what `waiter` is told when its turn has come, or for the permit
+    /// that it can have at once; `None` if others had it until then. Calls `queues` if it begins to
+    /// wait.
+    pub(super) async fn wait<T: From<Permit<W>>>(
+        &self,
+        id: &W::Id,
+        waiter: W,
+        mut told: tokio::sync::oneshot::Receiver<T>,
+        deadline: crate::Deadline,
+        queues: impl FnOnce(),
+    ) -> Option<T> {
+        match self.enter(id, waiter, !deadline.has_passed()) {
+            Entry::Free(permit, _) => Some(permit.into()),
             Entry::Busy => None,
             Entry::Queued(place) => {
                 queues();
                 tokio::select! {
                     biased;
-                    permit = &mut rx => permit.ok(),
+                    turn = &mut told => turn.ok(),
                     () = deadline.passed() => {
                         drop(place);
-                        rx.try_recv().ok()
+                        told.try_recv().ok()
                     }
                 }
             }

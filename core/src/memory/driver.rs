@@ -19,6 +19,7 @@ use crate::error::{Error, ErrorKind, Result};
 use crate::holder::Holder;
 use crate::key::Key;
 use crate::options::Deadline;
+use crate::token::FencingToken;
 
 pub(super) const NAME: &str = "memory";
 
@@ -236,6 +237,11 @@ impl LeaseDriver for MemoryDriver {
     async fn release(&self, key: &Key, owner: Owner) -> Result<bool> {
         let (store, name) = (self.store.clone(), self.name(key));
         self.link.call(move || store.release(&name, owner)).await
+    }
+
+    async fn token(&self, key: &Key, owner: Owner) -> Result<Option<FencingToken>> {
+        let (store, name) = (self.store.clone(), self.name(key));
+        self.link.call(move || store.retoken(&name, owner)).await
     }
 
     async fn verify(&self, key: &Key, owner: Owner, tx: &mut (dyn Any + Send)) -> Result<()> {

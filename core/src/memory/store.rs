@@ -287,6 +287,16 @@ impl MemoryStore {
         renewals.iter().map(renew).collect()
     }
 
+    /// Gives a live lease of `owner` a new token.
+    pub(super) fn retoken(&self, name: &Name, owner: Owner) -> Option<FencingToken> {
+        let mut state = self.lock();
+        let (now, token) = (Instant::now(), state.next_token());
+        let row = state.leases.get_mut(name);
+        let row = row.filter(|row| row.owner == Some(owner) && row.expires > now)?;
+        row.token = token;
+        Some(token)
+    }
+
     pub(super) fn release(&self, name: &Name, owner: Owner) -> bool {
         let mut state = self.lock();
         let now = Instant::now();

@@ -136,9 +136,10 @@ impl Lab for MySqlLab {
         let locks = "SELECT CONCAT('user-level lock ', OBJECT_NAME, ' ', LOCK_STATUS) \
             FROM performance_schema.metadata_locks WHERE OBJECT_TYPE = 'USER LEVEL LOCK'";
         // the controller's own are in a pool, which is not the handle's to close
-        let sessions = "SELECT CONCAT('session ', p.ID, ' of ', a.ATTR_VALUE, ' ', p.COMMAND, ' ', \
-            IFNULL(p.INFO, '')) FROM information_schema.PROCESSLIST p \
-            JOIN performance_schema.session_connect_attrs a ON a.PROCESSLIST_ID = p.ID \
+        let sessions = "SELECT CONCAT('session ', t.PROCESSLIST_ID, ' of ', a.ATTR_VALUE, ' ', \
+            t.PROCESSLIST_COMMAND, ' ', IFNULL(t.PROCESSLIST_INFO, '')) \
+            FROM performance_schema.threads t \
+            JOIN performance_schema.session_connect_attrs a USING (PROCESSLIST_ID) \
             WHERE a.ATTR_NAME = 'torture_client' AND a.ATTR_VALUE <> 'controller'";
         let open = "SELECT CONCAT('transaction of ', trx_mysql_thread_id, ': ', \
             IFNULL(trx_query, 'idle')) FROM information_schema.INNODB_TRX \

@@ -37,12 +37,12 @@ impl Heart {
         Self { beats, table }
     }
 
-    /// Looks after a lease; after the close that is lost at its deadline.
-    pub(super) fn add(&self, entry: Entry) {
+    /// Looks after a lease; false after the close.
+    pub(super) fn add(&self, entry: Entry) -> bool {
         let wakes = {
             let mut table = lock(&self.table);
             if table.closed {
-                return;
+                return false;
             }
             let wakes = table.asleep_until.is_none_or(|until| entry.due < until);
             if wakes {
@@ -54,6 +54,21 @@ impl Heart {
         if wakes {
             drop(self.beats.send(Beat::Look)); // closed meanwhile
         }
+        true
+    }
+
+    /// Puts another record in the place of an owner's, in one step with the end of the old one's
+    /// hold: what is under way for the owner, such as a renewal, is the new one's from then on.
+    pub(super) fn replace<T>(
+        &self,
+        owner: Owner,
+        next: impl FnOnce(&Record) -> Option<(Arc<Record>, T)>,
+    ) -> Option<T> {
+        let mut table = lock(&self.table);
+        let entry = table.entries.get_mut(&owner)?;
+        let (record, given) = next(&entry.record)?;
+        entry.record = record;
+        Some(given)
     }
 
     /// Stops looking after a lease.
@@ -151,6 +166,11 @@ impl Table {
         self.due.insert((entry.due, owner));
         self.by_wake_id.insert((entry.wake_id, owner));
         self.entries.insert(owner, entry);
+    }
+
+    /// The record that has the place of this one by now.
+    fn current(&self, record: &Arc<Record>) -> Arc<Record> {
+        self.entries.get(&record.owner).map_or(record, |entry| &entry.record).clone()
     }
 
     fn remove(&mut self, owner: Owner) -> Option<Entry> {
@@ -354,13 +374,15 @@ fn settle<D: LeaseDriver>(driver: &Arc<D>, table: &mut Table, done: Answer) {
             let leases = done.records.len();
             tracing::warn!(target: TARGET, backend, kind, leases, %error, "renewal failed");
             for record in &done.records {
+                let record = table.current(record);
                 record.signal.renewed(RenewalEnd::Error);
-                again(table, record);
+                again(table, &record);
             }
             return;
         }
     };
     for (record, answer) in done.records.iter().zip(answers) {
+        let record = &table.current(record);
         let key = &record.key;
         match answer {
             Err(error) => {
@@ -397,7 +419,7 @@ fn expire<D: LeaseDriver>(driver: &Arc<D>, record: &Arc<Record>) {
     drop(record.take_permit());
     let until = Instant::now() + record.ttl;
     let (driver, key) = (driver.clone(), record.key.clone());
-    tokio::spawn(steered(free(driver, key, record.owner, until, Insist::UntilFreed, None)));
+    tokio::spawn(steered(free(driver, key, record.owner, until, Insist::UntilFreed)));
 }
 
 async fn close<D: LeaseDriver>(driver: &Arc<D>, table: Table) -> Result<()> {
@@ -433,6 +455,7 @@ mod tests {
             ttl: Duration::from_secs(30),
             signal: signal.clone(),
             permit: Mutex::new(None),
+            run: None,
         };
         let mut entry = Entry::new(Arc::new(record), Instant::now(), None, 0);
         entry.due = Instant::now();

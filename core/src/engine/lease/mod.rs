@@ -1,5 +1,7 @@
 //! [`LeaseEngine`]: waiting, holding and releasing; the renewals are in [`heartbeat`].
 
+mod call;
+mod hand_on;
 mod heartbeat;
 
 use std::any::Any;
@@ -12,21 +14,23 @@ use tokio::sync::oneshot;
 use tokio::time::Instant;
 use tracing::Instrument;
 
-use self::heartbeat::{Beat, Entry, Heart};
-use super::backoff::{Backoff, jittered};
-use super::gate::{Gate, Permit, Turn};
+use self::call::Call;
+use self::hand_on::{Caller, Run, Turn};
+use self::heartbeat::{Beat, Heart};
+use super::backoff::Backoff;
+use super::gate::{Gate, Permit};
 use super::goes_on::GoesOn;
 use super::wake::WakeHub;
 use super::{asked, closed};
-use crate::backend::{LeaseDriver, LeaseTry, Owner, Renewal};
-use crate::error::{Error, ErrorKind, Result};
+use crate::backend::{LeaseDriver, Owner, Renewal};
+use crate::error::{Error, Result};
 use crate::inspect::Kind;
 use crate::key::Key;
 use crate::lease::{Lease, LeaseGuard, LeaseHold};
 use crate::lost::{LossReason, LossSignal};
-use crate::named::{LockGuard, LockHold, lost_error};
+use crate::named::{LockGuard, lost_error};
 use crate::observe::{Name, Observer, RenewalEnd, TARGET};
-use crate::options::{Deadline, LeaseOptions};
+use crate::options::LeaseOptions;
 use crate::steer::steered;
 use crate::token::FencingToken;
 
@@ -36,13 +40,18 @@ use crate::token::FencingToken;
 /// tried again until the local deadline, never past it. Waiters are woken by the driver's
 /// subscription and look again by themselves after at most
 /// [`max_poll`](crate::backend::LeaseLimits::max_poll).
+///
+/// A lease is released on the store each time. A named lock ([`lock`](Self::lock)) is handed to the
+/// next caller of the process that waits for it, where the driver allows it: a
+/// [bounded](crate::backend::LeaseLimits::max_handovers) number of times before it is released, and
+/// then other processes have some time in which only they ask for it.
 #[derive(Debug)]
 pub struct LeaseEngine<D: LeaseDriver>(Arc<Inner<D>>);
 
 #[derive(Debug)]
 struct Inner<D: LeaseDriver> {
     driver: Arc<D>,
-    gate: Gate<Turn<Key>>,
+    gate: Gate<Caller>,
     /// Shared with the hub, which reports changes of held leases to it.
     heart: Arc<OnceLock<Heart>>,
     hub: Arc<WakeHub>,
@@ -58,12 +67,18 @@ struct Record {
     ttl: Duration,
     signal: LossSignal,
     /// The local queue place; passed on when the lease is lost or freed.
-    permit: Mutex<Option<Permit<Turn<Key>>>>,
+    permit: Mutex<Option<Permit<Caller>>>,
+    /// How often it has been handed on; none where it may not be.
+    run: Option<Run>,
 }
 
 impl Record {
-    fn take_permit(&self) -> Option<Permit<Turn<Key>>> {
+    fn take_permit(&self) -> Option<Permit<Caller>> {
         self.permit.lock().unwrap_or_else(PoisonError::into_inner).take()
+    }
+
+    fn give_permit(&self, permit: Option<Permit<Caller>>) {
+        *self.permit.lock().unwrap_or_else(PoisonError::into_inner) = permit;
     }
 }
 
@@ -73,37 +88,11 @@ fn local_deadline(sent: Instant, ttl: Duration) -> Instant {
     sent + ttl - (ttl / 100 + Duration::from_millis(2))
 }
 
-/// The outcome of one try; the permit comes back unless the guard has it.
-enum Outcome<D: LeaseDriver> {
-    Acquired(LeaseGuard),
-    Busy(Permit<Turn<Key>>, Duration),
-    Failed(Permit<Turn<Key>>, Error, Orphan<D>),
-}
-
-/// What a try without an answer may have left on the store, or may leave there yet: freed when
-/// this is dropped, unless a later try of the same owner got an answer.
-struct Orphan<D: LeaseDriver> {
-    driver: Arc<D>,
-    key: Key,
-    owner: Owner,
-    ttl: Duration,
-    adopted: bool,
-}
-
-impl<D: LeaseDriver> Orphan<D> {
-    fn adopt(&mut self) {
-        self.adopted = true;
-    }
-}
-
-impl<D: LeaseDriver> Drop for Orphan<D> {
-    fn drop(&mut self) {
-        if let (false, Ok(runtime)) = (self.adopted, Handle::try_current()) {
-            let until = Instant::now() + self.ttl;
-            let (driver, key) = (self.driver.clone(), self.key.clone());
-            runtime.spawn(steered(free(driver, key, self.owner, until, Insist::UntilFreed, None)));
-        }
-    }
+/// A lease that was granted. Dropping it releases.
+struct Granted<D: LeaseDriver> {
+    token: FencingToken,
+    signal: LossSignal,
+    hold: Hold<D>,
 }
 
 impl<D: LeaseDriver> LeaseEngine<D> {
@@ -135,6 +124,9 @@ impl<D: LeaseDriver> LeaseEngine<D> {
     /// Takes a lease and gives it as the guard of a named lock, for stores without sessions: the
     /// heartbeat's renewals stand in for the session.
     ///
+    /// One that was handed on within the process asks the store for its token when it is first
+    /// asked for it, so that a lock that nobody asks for its token costs no trip to the store.
+    ///
     /// # Errors
     /// Those of [`Lease::lease`].
     ///
@@ -143,9 +135,8 @@ impl<D: LeaseDriver> LeaseEngine<D> {
     pub async fn lock(&self, key: &Key, opts: LeaseOptions) -> Result<Option<LockGuard>> {
         let Inner { driver, locks, .. } = &*self.0;
         let call = locks.call(Name::Key(key));
-        let acquired = Inner::acquire(&self.0, key, opts, locks).instrument(call.span()).await;
-        let guard = acquired.map(|guard| guard.map(LeaseGuard::into_lock_guard));
-        call.end(guard.map_err(|error| error.at(driver.backend(), "lock").on(key)))
+        let acquired = Inner::lock(&self.0, key, opts).instrument(call.span()).await;
+        call.end(acquired.map_err(|error| error.at(driver.backend(), "lock").on(key)))
     }
 
     /// Loses and frees all leases of the handle, and ends it.
@@ -169,143 +160,32 @@ impl<D: LeaseDriver> Inner<D> {
         self.heart.get_or_init(|| Heart::start(self.driver.clone()))
     }
 
-    async fn acquire(
-        inner: &Arc<Self>,
-        key: &Key,
-        opts: LeaseOptions,
-        observer: &Observer,
-    ) -> Result<Option<LeaseGuard>> {
-        opts.check()?;
-        if inner.heart().is_closed() {
-            return Err(closed());
-        }
-        let limits = inner.driver.limits();
-        if limits.watch_held {
-            inner.hub.start(&inner.driver);
-        }
-        let deadline = Deadline::after(opts.wait);
-        let mut waits = false;
-        let mut begins_to_wait = || {
-            if !std::mem::replace(&mut waits, true) {
-                observer.waiting(Name::Key(key));
-            }
-        };
-        let acquired = inner.gate.acquire(key, deadline, &mut begins_to_wait).await;
-        let Some(mut permit) = acquired else {
+    async fn lease(inner: &Arc<Self>, key: &Key, opts: LeaseOptions) -> Result<Option<LeaseGuard>> {
+        let mut call = Call::begin(inner, key, opts, &inner.leases)?;
+        let (tell, told) = oneshot::channel();
+        let Some(permit) = call.wait(Caller::Contender(tell), told).await else {
             return Ok(None);
         };
-        // one owner for all tries: one whose answer was lost is recognised by the next
-        let owner = Owner::fresh();
-        let mut orphan: Option<Orphan<D>> = None;
-        let mut registration = None;
-        let mut backoff = Backoff::new(Duration::from_millis(20), limits.max_poll);
-        loop {
-            let again = registration.is_some();
-            let attempt = Self::attempt(inner.clone(), key.clone(), opts, owner, again, permit);
-            let pause = match GoesOn::new(attempt, &Handle::current()).await {
-                Outcome::Acquired(guard) => {
-                    if let Some(orphan) = &mut orphan {
-                        orphan.adopt();
-                    }
-                    return Ok(Some(guard));
-                }
-                Outcome::Busy(..) if deadline.has_passed() => return Ok(None),
-                Outcome::Failed(_, error, _orphan)
-                    if deadline.has_passed() || !error.is_retryable() =>
-                {
-                    return Err(error);
-                }
-                Outcome::Busy(back, expires_in) => {
-                    permit = back;
-                    begins_to_wait();
-                    if registration.is_none() {
-                        // look once more: it may have been freed before the registration
-                        registration = Some(inner.hub.register(inner.driver.wake_id(key)));
-                        inner.hub.start(&inner.driver);
-                        continue;
-                    }
-                    jittered(limits.max_poll).min(expires_in + Duration::from_millis(1))
-                }
-                Outcome::Failed(back, error, left) => {
-                    // the same owner's: only the last one is kept
-                    if let Some(mut older) = orphan.replace(left) {
-                        older.adopt();
-                    }
-                    tracing::debug!(%key, %error, "the store cannot be reached, trying on");
-                    permit = back;
-                    backoff.next()
-                }
-            };
-            let sleep = tokio::time::sleep(pause.min(deadline.remaining()));
-            let woken = async {
-                match &registration {
-                    None => std::future::pending().await,
-                    Some(registration) => registration.woken().await,
-                }
-            };
-            tokio::select! {
-                biased;
-                () = woken => {}
-                () = sleep => {}
-                () = inner.heart().closed() => return Err(closed()),
-            }
-        }
+        let granted = call.contend(permit, false).await?;
+        Ok(granted.map(|Granted { token, signal, hold }| {
+            LeaseGuard::new(key.clone(), token, signal, Box::new(hold))
+        }))
     }
 
-    /// One try, which goes on when the caller is gone: what it gave to nobody is released by its
-    /// drop.
-    async fn attempt(
-        inner: Arc<Self>,
-        key: Key,
-        opts: LeaseOptions,
-        owner: Owner,
-        waits: bool,
-        permit: Permit<Turn<Key>>,
-    ) -> Outcome<D> {
-        let sent = Instant::now();
-        let driver = &inner.driver;
-        let acquire = || match waits {
-            true => driver.acquire_waiting(&key, owner, opts.ttl),
-            false => driver.acquire(&key, owner, opts.ttl),
+    async fn lock(inner: &Arc<Self>, key: &Key, opts: LeaseOptions) -> Result<Option<LockGuard>> {
+        let mut call = Call::begin(inner, key, opts, &inner.locks)?;
+        // who is to lose it at a time of his own can't have another's
+        let hands_on =
+            inner.driver.limits().max_handovers > 0 && opts.auto_renew && opts.max_hold.is_none();
+        let (tell, told) = oneshot::channel();
+        let caller = Caller::taker(tell, hands_on.then_some(opts.ttl));
+        let permit = match call.wait(caller, told).await {
+            None => return Ok(None),
+            Some(Turn::Handed(guard)) => return Ok(Some(guard)),
+            Some(Turn::Permit(permit)) => permit,
         };
-        let token = match asked(driver.limits().answer, acquire).await.0 {
-            Ok(LeaseTry::Acquired(token)) => token,
-            Ok(LeaseTry::Busy { expires_in }) => return Outcome::Busy(permit, expires_in),
-            Err(error) => {
-                return Outcome::Failed(permit, error, inner.orphan(key, owner, opts.ttl));
-            }
-        };
-        let expires = local_deadline(sent, opts.ttl);
-        if expires <= Instant::now() {
-            let error = Error::new(ErrorKind::Unavailable, "the answer took longer than the ttl");
-            return Outcome::Failed(permit, error, inner.orphan(key, owner, opts.ttl));
-        }
-        let signal = LossSignal::until(expires);
-        let record = Arc::new(Record {
-            key: key.clone(),
-            owner,
-            ttl: opts.ttl,
-            signal: signal.clone(),
-            permit: Mutex::new(Some(permit)),
-        });
-        let hold = Hold {
-            inner: inner.clone(),
-            record: record.clone(),
-            released: false,
-            runtime: Handle::current(),
-        };
-        let renew_until = match (opts.auto_renew, opts.max_hold) {
-            (false, _) => Some(sent),
-            (true, max_hold) => max_hold.and_then(|time| sent.checked_add(time)),
-        };
-        let wake_id = inner.driver.wake_id(&key);
-        let entry = Entry::new(record, sent, renew_until, wake_id);
-        inner.heart().add(entry);
-        Outcome::Acquired(LeaseGuard::new(key, token, signal, Box::new(hold)))
-    }
-
-    fn orphan(&self, key: Key, owner: Owner, ttl: Duration) -> Orphan<D> {
-        Orphan { driver: self.driver.clone(), key, owner, ttl, adopted: false }
+        let granted = call.contend(permit, hands_on).await?;
+        Ok(granted.map(|Granted { token, signal, hold }| hold.lock_guard(Some(token), signal)))
     }
 }
 
@@ -318,14 +198,13 @@ enum Insist {
     UntilFreed,
 }
 
-/// Releases on the store, trying on until the ttl is over; the permit passes on after the first try.
+/// Releases on the store, trying on until the ttl is over.
 async fn free<D: LeaseDriver>(
     driver: Arc<D>,
     key: Key,
     owner: Owner,
     until: Instant,
     insist: Insist,
-    mut permit: Option<Permit<Turn<Key>>>,
 ) {
     let mut backoff = Backoff::new(Duration::from_millis(50), Duration::from_secs(2));
     loop {
@@ -337,7 +216,6 @@ async fn free<D: LeaseDriver>(
                 !error.is_retryable()
             }
         };
-        drop(permit.take());
         if ended || Instant::now() >= until {
             return;
         }
@@ -363,14 +241,22 @@ impl<D: LeaseDriver> Hold<D> {
     }
 
     /// Stops the renewals and starts the release.
-    fn start_release(&mut self) {
+    fn start_release(&mut self) -> impl Future<Output = Result<bool>> + Send + 'static + use<D> {
         let (driver, record) = (self.stop_renewals(), self.record.clone());
         let until = Instant::now() + record.ttl;
-        self.runtime.spawn(steered(async move {
+        async move {
             let permit = record.take_permit();
-            let (key, insist) = (record.key.clone(), Insist::UntilAnswered);
-            free(driver, key, record.owner, until, insist, permit).await;
-        }));
+            let Record { key, owner, .. } = &*record;
+            let limit = driver.limits().answer;
+            let (outcome, repeated) = asked(limit, || hand_on::free(&*driver, &record)).await;
+            let awaited = outcome.as_ref().is_ok_and(|freed| freed.awaited);
+            hand_on::pass_on(permit, &record, driver.limits(), awaited);
+            if outcome.as_ref().is_err_and(Error::is_retryable) {
+                let (key, insist) = (key.clone(), Insist::UntilAnswered);
+                tokio::spawn(steered(free(driver, key, *owner, until, insist)));
+            }
+            outcome.map(|freed| freed.ours || repeated) // the lost one did it
+        }
     }
 
     fn error(&self, operation: &'static str, error: Error) -> Error {
@@ -418,21 +304,7 @@ impl<D: LeaseDriver> LeaseHold for Hold<D> {
     }
 
     async fn release(&mut self) -> Result<()> {
-        let (driver, record) = (self.stop_renewals(), self.record.clone());
-        let until = Instant::now() + record.ttl;
-        let release = async move {
-            let permit = record.take_permit();
-            let Record { key, owner, .. } = &*record;
-            let limit = driver.limits().answer;
-            let (outcome, repeated) = asked(limit, || driver.release(key, *owner)).await;
-            let outcome = outcome.map(|freed| freed || repeated); // the lost one did it
-            drop(permit);
-            if outcome.as_ref().is_err_and(Error::is_retryable) {
-                let (key, insist) = (key.clone(), Insist::UntilAnswered);
-                tokio::spawn(steered(free(driver, key, *owner, until, insist, None)));
-            }
-            outcome
-        };
+        let release = self.start_release();
         let released = GoesOn::new(release, &self.runtime).await;
         match released.map_err(|error| self.error("release", error))? {
             true => Ok(()),
@@ -449,31 +321,10 @@ impl<D: LeaseDriver> LeaseHold for Hold<D> {
 
 impl<D: LeaseDriver> Drop for Hold<D> {
     fn drop(&mut self) {
-        if !self.released {
-            self.start_release();
+        if !self.released && !self.hand_on() {
+            let release = self.start_release();
+            self.runtime.spawn(steered(async move { drop(release.await) }));
         }
-    }
-}
-
-/// A lease that is given as a named lock.
-#[derive(Debug)]
-struct LeaseAsLock(FencingToken, Box<dyn LeaseHold>);
-
-#[async_trait]
-impl LockHold for LeaseAsLock {
-    async fn token(&self) -> Result<FencingToken> {
-        Ok(self.0)
-    }
-
-    async fn release(&mut self) -> Result<()> {
-        self.1.release().await
-    }
-}
-
-impl LeaseGuard {
-    fn into_lock_guard(self) -> LockGuard {
-        let (key, token, signal, hold) = self.into_parts();
-        LockGuard::new(key, Some(token), signal, Box::new(LeaseAsLock(token, hold)))
     }
 }
 
@@ -482,7 +333,7 @@ impl<D: LeaseDriver> Lease for LeaseEngine<D> {
     async fn lease(&self, key: &Key, opts: LeaseOptions) -> Result<Option<LeaseGuard>> {
         let Inner { driver, leases, .. } = &*self.0;
         let call = leases.call(Name::Key(key));
-        let acquired = Inner::acquire(&self.0, key, opts, leases).instrument(call.span()).await;
+        let acquired = Inner::lease(&self.0, key, opts).instrument(call.span()).await;
         call.end(acquired.map_err(|error| error.at(driver.backend(), "lease").on(key)))
     }
 }

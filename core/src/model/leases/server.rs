@@ -11,10 +11,13 @@ use tokio::sync::mpsc;
 use tokio::time::Instant;
 
 use super::super::world::{Fate, World, cut};
-use crate::backend::{LeaseDriver, LeaseLimits, LeaseTry, Owner, Renewal, Wake, WakeSource};
+use crate::backend::{Freed, LeaseDriver, LeaseLimits, LeaseTry, Owner, Renewal, Wake, WakeSource};
 use crate::error::{Error, ErrorKind, Result};
 use crate::key::Key;
 use crate::token::FencingToken;
+
+/// A named lock is handed on so often in a row.
+const MAX_HANDOVERS: u32 = 2;
 
 /// A fault that is planted in the store or its driver.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -36,6 +39,10 @@ pub(super) enum Mutant {
     RepeatsTokens,
     /// A lease is over before its ttl has passed.
     ExpiresEarly,
+    /// What was handed on has the token of the one before.
+    KeepsTokens,
+    /// A new token is made, and forgotten by the store.
+    ForgetsTokens,
 }
 
 #[derive(Clone)]
@@ -52,6 +59,7 @@ struct State {
 }
 
 struct Row {
+    handle: usize,
     owner: Owner,
     token: FencingToken,
     expires: Instant,
@@ -72,11 +80,11 @@ impl Server {
         Driver { server: self.clone(), handle }
     }
 
-    /// The token of the lease that lives.
-    pub(super) fn holder(&self, key: &Key) -> Option<FencingToken> {
+    /// The handle and the token of the lease that lives.
+    pub(super) fn holder(&self, key: &Key) -> Option<(usize, FencingToken)> {
         let state = self.lock();
         let row = state.rows.get(key).filter(|row| row.expires > Instant::now())?;
-        Some(row.token)
+        Some((row.handle, row.token))
     }
 
     /// What is left when everybody is gone.
@@ -103,7 +111,7 @@ impl Server {
 }
 
 impl State {
-    fn acquire(&mut self, key: &Key, owner: Owner, ttl: Duration) -> LeaseTry {
+    fn acquire(&mut self, handle: usize, key: &Key, owner: Owner, ttl: Duration) -> LeaseTry {
         let now = Instant::now();
         let mutant = self.mutant;
         let ttl = if mutant == Mutant::ExpiresEarly { ttl / 2 } else { ttl };
@@ -116,12 +124,30 @@ impl State {
                 return LeaseTry::Busy { expires_in: row.expires - now };
             }
         }
-        if mutant != Mutant::RepeatsTokens || self.last_token == 0 {
+        let token = self.next_token();
+        self.rows.insert(key.clone(), Row { handle, owner, token, expires: now + ttl });
+        LeaseTry::Acquired(token)
+    }
+
+    fn next_token(&mut self) -> FencingToken {
+        if self.mutant != Mutant::RepeatsTokens || self.last_token == 0 {
             self.last_token += 1;
         }
-        let token = FencingToken(self.last_token);
-        self.rows.insert(key.clone(), Row { owner, token, expires: now + ttl });
-        LeaseTry::Acquired(token)
+        FencingToken(self.last_token)
+    }
+
+    fn token(&mut self, key: &Key, owner: Owner) -> Option<FencingToken> {
+        let token = match self.mutant {
+            Mutant::KeepsTokens => self.rows.get(key)?.token,
+            _ => self.next_token(),
+        };
+        if self.mutant == Mutant::ForgetsTokens {
+            self.last_token -= 1;
+        }
+        let row = self.rows.get_mut(key);
+        let row = row.filter(|row| row.owner == owner && row.expires > Instant::now())?;
+        row.token = token;
+        Some(token)
     }
 
     fn renew(&mut self, renewal: &Renewal) -> bool {
@@ -173,8 +199,8 @@ impl LeaseDriver for Driver {
 
     async fn acquire(&self, key: &Key, owner: Owner, ttl: Duration) -> Result<LeaseTry> {
         let key = key.clone();
-        let name = format!("tries {key}");
-        self.ask(name, move |server| server.lock().acquire(&key, owner, ttl)).await
+        let (name, handle) = (format!("tries {key}"), self.handle);
+        self.ask(name, move |server| server.lock().acquire(handle, &key, owner, ttl)).await
     }
 
     async fn renew(&self, renewals: &[Renewal]) -> Result<Vec<bool>> {
@@ -200,6 +226,16 @@ impl LeaseDriver for Driver {
         self.ask("releases".to_owned(), release).await
     }
 
+    async fn hand_back(&self, key: &Key, owner: Owner) -> Result<Freed> {
+        Ok(Freed { ours: self.release(key, owner).await?, awaited: true })
+    }
+
+    async fn token(&self, key: &Key, owner: Owner) -> Result<Option<FencingToken>> {
+        let key = key.clone();
+        let name = format!("asks for a token of {key}");
+        self.ask(name, move |server| server.lock().token(&key, owner)).await
+    }
+
     async fn verify(&self, _: &Key, _: Owner, _: &mut (dyn Any + Send)) -> Result<()> {
         Err(Error::new(ErrorKind::Unsupported, "the model has no transactions"))
     }
@@ -220,7 +256,7 @@ impl LeaseDriver for Driver {
     }
 
     fn limits(&self) -> LeaseLimits {
-        LeaseLimits::default()
+        LeaseLimits { max_handovers: MAX_HANDOVERS, ..LeaseLimits::default() }
     }
 }
 

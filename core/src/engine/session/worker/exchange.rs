@@ -35,6 +35,11 @@ impl<D: SessionDriver> Worker<D> {
         mut plan: Plan<D>,
         heard: &mut Instant,
     ) -> Option<End> {
+        if self.last_batch > 1 {
+            // Those who were answered together ask again together, if they get to run first: a
+            // worker is woken by the first of them, and would leave with its request alone.
+            tokio::task::yield_now().await;
+        }
         let room = self.queued.len().min(self.shared.limits.max_batch);
         let rest = self.queued.split_off(room);
         for (permit, request) in std::mem::replace(&mut self.queued, rest) {
@@ -47,6 +52,7 @@ impl<D: SessionDriver> Worker<D> {
             };
             self.take(command, &mut plan);
         }
+        self.last_batch = plan.len();
         if !plan.batch.is_empty() {
             let ended = self.exchange(session, plan, heard).await;
             if ended.is_some() {

@@ -15,7 +15,7 @@ use tokio::time::{Instant, sleep_until};
 
 use self::exchange::Plan;
 use self::further::Room;
-use super::super::backoff::Backoff;
+use super::super::backoff::{Backoff, jittered};
 use super::super::gate::Permit;
 use super::super::{contained, limited};
 use super::waiters::later;
@@ -26,6 +26,12 @@ use crate::inspect::Kind;
 use crate::lost::{LossReason, LossSignal};
 use crate::observe::TARGET;
 use crate::steer::steered;
+
+/// While somebody wants a lock, the next attempt to connect is made after this part of the time for
+/// which the store has been down, so that the lock comes late by no more than that; in these bounds.
+const OUTAGE_PART: u32 = 16;
+const SOONEST: Duration = Duration::from_millis(5);
+const SOON: Duration = Duration::from_millis(250);
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Role {
@@ -58,6 +64,8 @@ struct Worker<D: SessionDriver> {
     kills: Vec<SessionId>,
     serials: u64,
     pulse: Arc<Pulse>,
+    /// How many asked for something in the last exchange.
+    last_batch: usize,
 }
 
 /// The worker's own sender, for guards. That of the main worker and the further ones is weak, so
@@ -142,6 +150,7 @@ fn start<D: SessionDriver>(
         kills: Vec::new(),
         serials: 0,
         pulse: Arc::new(Pulse::new()),
+        last_batch: 0,
     };
     shared.workers.send_modify(|workers| *workers += 1);
     tokio::spawn(steered(async move {
@@ -243,6 +252,7 @@ impl<D: SessionDriver> Worker<D> {
     /// Opens the session, however long it takes; none when the worker has to end.
     async fn connect(&mut self) -> Option<D::Session> {
         let mut backoff = Backoff::new(Duration::from_millis(50), Duration::from_secs(2));
+        let down_since = Instant::now();
         let mut last_error = None;
         loop {
             let shared = self.shared.clone();
@@ -259,8 +269,8 @@ impl<D: SessionDriver> Worker<D> {
             self.tell_down(true);
             if error.is_retryable() {
                 self.give_up_late(&error);
-                let pause = tokio::time::sleep(backoff.next());
-                self.meanwhile(pause, Some(&error)).await?;
+                let soon = jittered((down_since.elapsed() / OUTAGE_PART).clamp(SOONEST, SOON));
+                self.pause(soon, backoff.next(), &error).await?;
             } else {
                 // it will not mend by itself: the next request tries anew
                 for (_, request) in self.queued.drain(..) {
@@ -271,6 +281,22 @@ impl<D: SessionDriver> Worker<D> {
             }
             last_error = Some(error);
         }
+    }
+
+    /// Pauses between two attempts while taking commands: for `long`, or only until somebody is
+    /// there who wants a lock, but at least for `soon`.
+    async fn pause(&mut self, soon: Duration, long: Duration, error: &Error) -> Option<()> {
+        let start = Instant::now();
+        let long = start + long.max(soon);
+        self.meanwhile(sleep_until(start + soon), Some(error)).await?;
+        while self.queued.is_empty() && Instant::now() < long {
+            tokio::select! {
+                biased;
+                () = sleep_until(long) => {}
+                command = self.next_command() => self.take_while_down(command?),
+            }
+        }
+        Some(())
     }
 
     fn tell_down(&self, down: bool) {
