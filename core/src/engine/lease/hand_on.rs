@@ -203,13 +203,11 @@ struct Lock<D: LeaseDriver> {
 #[async_trait]
 impl<D: LeaseDriver> LockHold for Lock<D> {
     async fn token(&self) -> Result<FencingToken> {
-        match self.token {
-            Some(token) => Ok(token),
-            None => {
-                let token = self.hold.fetch_token().await;
-                token.map_err(|error| self.hold.error("token", error))
-            }
+        if let Some(token) = self.token {
+            return Ok(token);
         }
+        let token = self.hold.fetch_token().await;
+        token.map_err(|error| self.hold.error("token", error))
     }
 
     async fn release(&mut self) -> Result<()> {
