@@ -32,9 +32,12 @@ const ACQUIRE: &str = concat!(
          THEN l.token ELSE excluded.token END, since = excluded.since, holder = excluded.holder \
      WHERE l.owner = excluded.owner OR l.boot <> ?3 OR l.expires <= ?4 RETURNING token"
 );
-const RENEW: &str = "UPDATE leasehold_lease AS l SET expires = ?3 + r.ttl \
-    FROM (SELECT value ->> 0 AS key, unhex(value ->> 1) AS owner, value ->> 2 AS ttl \
-      FROM json_each(?4)) r \
+/// The list is made into a table of its own first: joined as it is, it would be read anew for each
+/// lease of the namespace.
+const RENEW: &str = "WITH r AS MATERIALIZED \
+    (SELECT value ->> 0 AS key, unhex(value ->> 1) AS owner, value ->> 2 AS ttl \
+      FROM json_each(?4)) \
+    UPDATE leasehold_lease AS l SET expires = ?3 + r.ttl FROM r \
     WHERE l.namespace = ?1 AND l.key = r.key AND l.owner = r.owner AND l.boot = ?2 \
       AND l.expires > ?3 RETURNING key, owner";
 const RELEASE: &str = "DELETE FROM leasehold_lease \

@@ -86,3 +86,20 @@ async fn leases_of_a_former_life_of_the_machine_are_over() {
     sqlx::raw_sql(sql).execute(&mut leases).await.unwrap();
     assert_eq!(other.housekeep().await.unwrap().leases, 1);
 }
+
+/// A renewal takes as long as its leases are many, and no longer: one that read its list anew for
+/// each lease of the namespace lost them all.
+#[tokio::test(flavor = "multi_thread")]
+async fn thousands_of_leases_are_renewed_in_time() {
+    let lab = Lab::new().await;
+    let store = lab.open().await;
+    let ttl = Duration::from_secs(8);
+    let mut held = Vec::new();
+    for number in 0..6_000 {
+        let lease = store.lease(&key(&format!("x{number}")), opts(ttl)).await.unwrap();
+        held.push(lease.unwrap());
+    }
+    tokio::time::sleep(ttl * 3 / 2).await;
+    let lost = held.iter().filter(|lease| !lease.is_held()).count();
+    assert_eq!(lost, 0, "of {} leases", held.len());
+}

@@ -1,6 +1,6 @@
 //! No password is ever shown.
 
-use super::support::{ended, leasehold, postgres};
+use super::support::{ended, leasehold, mariadb, mysql, postgres, redis, valkey};
 
 const SECRET: &str = "s3cr3t-w0rd";
 
@@ -85,5 +85,27 @@ fn not_where_all_is_well() {
         let ended = ended(place.leasehold(args).env("LEASEHOLD_URL", &url)).code_is(0);
         let said = format!("{}{}", ended.out, ended.err);
         assert!(!said.contains(SECRET), "{args:?}: {said}");
+    }
+}
+
+#[test]
+fn not_where_the_password_is_wrong() {
+    for place in [mysql(), mariadb(), redis(), valkey()] {
+        let (scheme, rest) = place.url.split_once("://").expect("a url");
+        let address = rest.split_once('@').map_or(rest, |(_, address)| address);
+        let url = format!("{scheme}://me:{SECRET}@{address}");
+        for args in [
+            &["run", "x", "-vvv", "--", "true"][..],
+            &["list", "-vvv"],
+            &["watch", "-vvv"],
+            &["doctor", "-vvv", "-o", "json"],
+            &["verify", "-vvv", "lease::excludes"],
+        ] {
+            let ended = ended(place.leasehold(args).env("LEASEHOLD_URL", &url));
+            assert_ne!(ended.code, 0, "{args:?} on {}: {ended:?}", place.name);
+            let said = format!("{}{}", ended.out, ended.err);
+            assert!(!said.contains(SECRET), "{args:?} on {}: {said}", place.name);
+            assert!(!said.is_empty(), "{args:?} on {} says nothing", place.name);
+        }
     }
 }

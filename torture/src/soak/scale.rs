@@ -87,12 +87,18 @@ impl Guard {
         }
     }
 
-    async fn release(self) -> Result<(), String> {
+    /// False: a row was kept from us for a moment, and the release goes on in the background. That
+    /// nothing is left is seen afterwards.
+    async fn release(self) -> Result<bool, String> {
         let (key, released) = match self {
             Self::Lock(guard) => (guard.key().clone(), guard.release().await),
             Self::Lease(guard) => (guard.key().clone(), guard.release().await),
         };
-        released.map_err(|error| wrong("cannot be released", &key, error))
+        match released {
+            Ok(()) => Ok(true),
+            Err(error) if error.is_retryable() => Ok(false),
+            Err(error) => Err(wrong("cannot be released", &key, error)),
+        }
     }
 }
 
@@ -129,14 +135,16 @@ async fn held(
     let more = resident()?.saturating_sub(memory);
     let start = Instant::now();
     let releases = stream::iter(guards).map(Guard::release);
-    releases.buffer_unordered(AT_ONCE).try_collect::<Vec<()>>().await?;
+    let released: Vec<bool> = releases.buffer_unordered(AT_ONCE).try_collect().await?;
+    let later = released.iter().filter(|released| !**released).count();
     let freed = start.elapsed();
     close(&*handle).await?;
     let connections = census
         .connections
         .map_or_else(String::new, |connections| format!(", {connections} connections"));
     Ok(format!(
-        "taken in {:.1} s, {more} KiB{connections}, released in {:.1} s",
+        "taken in {:.1} s, {more} KiB{connections}, released in {:.1} s, \
+         {later} of them in the background",
         took.as_secs_f64(),
         freed.as_secs_f64()
     ))
