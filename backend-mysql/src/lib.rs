@@ -113,6 +113,7 @@ mod rows;
 mod schema;
 mod session;
 mod store;
+mod threads;
 mod wake;
 mod watch;
 

@@ -6,6 +6,7 @@ use mysql_async::{Conn, TxOpts};
 
 use crate::error::{code, is_transient, mapped, server_code};
 use crate::store::{NOW, Store, Tables, retried};
+use crate::threads::Threads;
 
 /// The statements that [`migrate`](leasehold_core::Backend::migrate) runs, with the prefix
 /// `leasehold_`.
@@ -276,11 +277,13 @@ async fn purge_claims(store: &Store) -> Result<()> {
 /// connections all the time where claims are given up on, so that their rows must not stay.
 async fn purge_sessions(store: &Store) -> Result<()> {
     let table = &store.tables.session;
+    let shown: Vec<String> = Threads::read(store).await?.ids().map(|id| id.to_string()).collect();
+    let shown = shown.join(","); // ours is there in any case
     let find = format!(
         "SELECT connection, LOWER(HEX(scope)), since FROM {table} \
          WHERE since < {NOW} - IF(marker = '', {KEEP_POOLED}, {KEEP_SESSION}) \
-           AND IF(marker = '', since < {NOW} - {KEEP_CLAIM} OR connection NOT IN \
-             (SELECT ID FROM information_schema.PROCESSLIST), IS_USED_LOCK(marker) IS NULL) \
+           AND IF(marker = '', since < {NOW} - {KEEP_CLAIM} OR connection NOT IN ({shown}), \
+             IS_USED_LOCK(marker) IS NULL) \
          LIMIT {BATCH}"
     );
     loop {

@@ -5,13 +5,13 @@ use mysql_async::Conn;
 use mysql_async::prelude::Queryable;
 
 use super::settings::{NAMES, STATUS, Settings};
-use super::threads::Threads;
 use super::{locks, privileges};
 use crate::error::{code, mapped, server_code};
 use crate::flavour::{Facts, Flavour, ServerInfo};
 use crate::probe;
 use crate::schema::{self, VERSION};
 use crate::store::{NOW, Store};
+use crate::threads::Threads;
 
 /// So many expired rows are worth a word.
 const MANY_ROWS: u64 = 10_000;

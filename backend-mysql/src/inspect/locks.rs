@@ -8,10 +8,10 @@ use leasehold_core::{Error, ErrorKind, HeldName, Holding, HoldingQuery, Key, Kin
 use mysql_async::prelude::Queryable;
 
 use super::of_connection;
-use super::threads::Threads;
 use crate::error::{code, mapped, server_code};
 use crate::names;
 use crate::store::Store;
+use crate::threads::Threads;
 
 /// A connection that was told to end is waited for so long.
 const END_WAIT: Duration = Duration::from_secs(3);

@@ -5,7 +5,6 @@ mod locks;
 mod privileges;
 mod rows;
 mod settings;
-mod threads;
 
 use async_trait::async_trait;
 use leasehold_core::backend::{log_released, no_token};
@@ -17,7 +16,7 @@ use leasehold_core::{
 use crate::backend::{Locks, MySqlBackend};
 use crate::error::BACKEND;
 use crate::names;
-use threads::Threads;
+use crate::threads::Threads;
 
 #[async_trait]
 impl Inspect for MySqlBackend {

@@ -12,11 +12,11 @@ use mysql_async::prelude::Queryable;
 use mysql_async::{Conn, TxOpts};
 
 use super::of_connection;
-use super::threads::Threads;
 use crate::bell::bell_name;
 use crate::error::{code, mapped, server_code};
 use crate::names::{self, hex};
 use crate::store::{NOW, Store, retried};
+use crate::threads::Threads;
 
 /// The key, the holder, since when and for how long (microseconds), the token, whether it is done,
 /// the bell if it must be rung.

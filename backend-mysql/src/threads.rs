@@ -10,7 +10,7 @@ use crate::store::Store;
 
 /// What is known of the connections.
 #[derive(Debug)]
-pub(super) struct Threads(HashMap<u64, Thread>);
+pub(crate) struct Threads(HashMap<u64, Thread>);
 
 #[derive(Debug)]
 struct Thread {
@@ -22,7 +22,7 @@ struct Thread {
 }
 
 impl Threads {
-    pub(super) async fn read(store: &Store) -> Result<Self> {
+    pub(crate) async fn read(store: &Store) -> Result<Self> {
         // The one list of connections that needs no privilege on both servers. That of
         // information_schema fails on MySQL while any statement has bytes that are no text.
         let rows: Vec<Row> = store.rows("SHOW FULL PROCESSLIST").await?;
@@ -44,8 +44,13 @@ impl Threads {
         Ok(Self(rows.iter().filter_map(thread).collect()))
     }
 
+    /// The ids of all that are shown.
+    pub(crate) fn ids(&self) -> impl Iterator<Item = u64> {
+        self.0.keys().copied()
+    }
+
     /// A connection in words.
-    pub(super) fn describe(&self, connection: u64) -> String {
+    pub(crate) fn describe(&self, connection: u64) -> String {
         match self.0.get(&connection) {
             Some(Thread { user, host, .. }) => format!("connection {connection}, {user}@{host}"),
             None => format!("connection {connection}"),
@@ -53,12 +58,12 @@ impl Threads {
     }
 
     /// How many replicas read the binary log, of those that are shown.
-    pub(super) fn replicas(&self) -> usize {
+    pub(crate) fn replicas(&self) -> usize {
         self.0.values().filter(|thread| thread.command.starts_with("Binlog Dump")).count()
     }
 
     /// How many wait for a user-level lock.
-    pub(super) fn waiters(&self, name: &str) -> u32 {
+    pub(crate) fn waiters(&self, name: &str) -> u32 {
         let call = format!("GET_LOCK('{name}',");
         let waiting = self.0.values().filter_map(|thread| thread.waits.as_ref());
         let count = waiting.filter(|statement| statement.contains(&call)).count();
