@@ -163,10 +163,12 @@ fn secretless(query: &str) -> String {
     query.split('&').map(pair).collect::<Vec<_>>().join("&")
 }
 
-/// Also where it is written `p%61ssword`, which a driver reads all the same.
+/// Also where it is written `p%61ssword`, which a driver reads all the same, and where another `?` or
+/// `=` before it makes it a part of the value.
 fn speaks_of_a_password(pair: &str) -> bool {
+    let speaks = |text: &str| text.to_ascii_lowercase().contains("pass");
     let mut pairs = form_urlencoded::parse(pair.as_bytes());
-    pairs.any(|(name, _)| name.to_ascii_lowercase().contains("pass"))
+    pairs.any(|(name, value)| speaks(&name) || (value.contains('=') && speaks(&value)))
 }
 
 #[cfg(test)]
@@ -181,6 +183,8 @@ mod tests {
             ("postgres://me:s3?cret@db/app", "postgres://me:***@db/app"),
             ("postgres://me:s3@?cret@db/app", "postgres://me:***@db/app"),
             ("postgres://[::1]:1?password=s3@cret", "postgres://[:***"),
+            ("postgres://db/?=?password=s3cret", "postgres://db/?=***"),
+            ("postgres://db/?app=x?p%61ssword=s3cret", "postgres://db/?app=***"),
             ("postgres://db?p%61ssword=s3cret", "postgres://db?p%61ssword=***"),
             ("redis://:s3cret@db/0", "redis://:***@db/0"),
             ("postgres://me@db/app", "postgres://me@db/app"),
