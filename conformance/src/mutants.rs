@@ -28,6 +28,10 @@ use crate::runner::run_case;
 /// They mostly wait.
 const THREADS: usize = 12;
 
+/// A case is run so often until it catches a mutant: what comes too early is not seen while the
+/// machine stalls.
+const TRIES: usize = 3;
+
 /// A mutant: what is altered, and the case that must catch it.
 #[derive(Clone, Copy, Debug)]
 pub struct Mutant<A: 'static> {
@@ -74,7 +78,13 @@ fn caught<A>(
     open: fn(Option<&A>) -> Result<Altered>,
 ) -> std::result::Result<(), String> {
     let altered = open(Some(&mutant.alters)).map_err(|error| error.to_string())?;
-    let outcome = run_case(case(mutant.case)?, &altered.harness);
+    let case = case(mutant.case)?;
+    let mut outcome = run_case(case, &altered.harness);
+    for _ in 1..TRIES {
+        if outcome == Outcome::Passed {
+            outcome = run_case(case, &altered.harness);
+        }
+    }
     if altered.rewriter.as_ref().is_some_and(|rewriter| rewriter.rewritten() == 0) {
         return Err(format!("expected something to be altered, nothing was: it {outcome:?}"));
     }
