@@ -25,7 +25,7 @@ pub struct Cli {
     #[arg(short, long = "scenario", value_name = "NAME")]
     pub scenarios: Vec<String>,
 
-    /// Few rounds: all stores in less than five minutes, small differences drown in the spread
+    /// Few rounds: much sooner done, but small differences drown in the spread
     #[arg(short, long)]
     pub quick: bool,
 

@@ -42,7 +42,7 @@ impl Entrant {
 pub enum Effort {
     /// The least that goes through everything, for tests.
     Smoke,
-    /// A few minutes for all stores.
+    /// Few rounds.
     Quick,
     /// As long as it takes to tell small differences.
     Full,
