@@ -123,6 +123,7 @@ fn share(names: &[String]) -> Vec<Arc<AtomicBool>> {
 }
 
 #[cfg(test)]
+#[allow(clippy::float_cmp)] // these are exact
 mod tests {
     use super::*;
 

@@ -47,6 +47,7 @@ impl Spread {
 }
 
 #[cfg(test)]
+#[allow(clippy::float_cmp)] // these are exact
 mod tests {
     use super::*;
 

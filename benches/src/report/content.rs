@@ -362,10 +362,10 @@ mod tests {
         let markdown = document(&report(), None).markdown("plots");
         for part in [
             "2 promises: 1 met, 0 within the spread",
-            "| postgres | lock & release, p50 | leasehold | raw sqlx | ≤ 1.15 × | 1.30 [1.29 … 1.30] \
+            "| postgres | lock & release, p50 | leasehold | raw sqlx | ≤ 1.15 × | 1.30 [1.30 … 1.30] \
              | **not met** |",
             "| peer 2 | can't: too many connections |",
-            "| lock & release, p50 | 101 µs | 131 µs | 251 µs | peer 1 | 1.30 [1.29 … 1.30] | 0.52 ",
+            "| lock & release, p50 | 101 µs | 131 µs | 251 µs | peer 1 | 1.30 [1.30 … 1.30] | 0.52 ",
             "![postgres: lock & release, p50, by contender](plots/postgres-lock-release-p50.svg)",
             "It polls.",
             "the server was gone",

@@ -42,7 +42,7 @@ impl Machine {
 pub(crate) fn crates() -> Vec<(String, String)> {
     const SHOWN: [&str; 13] = [
         "leasehold",
-        "distributed-lock",
+        "distributed-lock-core",
         "rslock",
         "async-redis-lock",
         "redlock",
@@ -91,7 +91,9 @@ mod tests {
             source = \"x\"\n\n[[package]]\nname = \"other\"\nversion = \"1.0.0\"\n";
         assert_eq!(versions(lock, &["fred"]), [("fred".to_owned(), "10.1.0".to_owned())]);
         let names: Vec<_> = crates().into_iter().map(|(name, _)| name).collect();
-        for peer in ["distributed-lock", "rslock", "async-redis-lock", "redlock", "sqlx", "fred"] {
+        for peer in
+            ["distributed-lock-core", "rslock", "async-redis-lock", "redlock", "sqlx", "fred"]
+        {
             assert!(names.iter().any(|name| name == peer), "{peer} of {names:?}");
         }
     }

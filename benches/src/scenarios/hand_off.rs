@@ -31,9 +31,7 @@ pub(super) async fn play(scene: &Scene) -> Outcome<Vec<Record>> {
 async fn with(scene: &Scene, waiters: usize) -> Outcome<Vec<Record>> {
     const NAME: &str = "hand-off";
     let what = format!("hand-off, {waiters} waiter{}", if waiters == 1 { "" } else { "s" });
-    let record = |share| {
-        Record::new(NAME, format!("{what}, {share}"), Unit::Micros, Better::Lower)
-    };
+    let record = |share| Record::new(NAME, format!("{what}, {share}"), Unit::Micros, Better::Lower);
     let mut middle = record("p50").target(Against::Peers, 1.0).note(
         "From the call of release to the next one's holding it. Holder and waiters each have a \
          handle of their own, as processes have.",
@@ -94,8 +92,8 @@ async fn chain(player: &Player, times: &mut Histogram<u64>) -> Outcome {
     let held = player.handles[0].lock(&name, Duration::ZERO).await?.ok_or("it was free")?;
     let (tell, mut told) = mpsc::unbounded_channel();
     let mut waiters = JoinSet::new();
-    for handle in player.handles[1..].iter().cloned() {
-        let (name, tell) = (name.clone(), tell.clone());
+    for handle in &player.handles[1..] {
+        let (handle, name, tell) = (handle.clone(), name.clone(), tell.clone());
         waiters.spawn(async move {
             let next = handle.lock(&name, WAIT).await?.ok_or("it came free")?;
             let (got, releases) = (Instant::now(), Instant::now());

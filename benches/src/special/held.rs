@@ -57,18 +57,15 @@ pub(super) async fn play(scene: &Scene) -> Outcome<Vec<Record>> {
         Record::new("held", format!("{locks} held: {title}"), unit, Better::Lower)
     };
     let mut records = [
-        record("client memory each", Unit::KiB)
-            .target(Against::Nothing, 2.0)
-            .note(
-                "What the process has grown by, its share of the allocator's slack included. Nothing \
+        record("client memory each", Unit::KiB).target(Against::Nothing, 2.0).note(
+            "What the process has grown by, its share of the allocator's slack included. Nothing \
                  is promised next to the peers: a lock that is neither renewed nor watched takes \
                  the room of its name.",
-            ),
-        record("connections", Unit::Count)
-            .note(
-                "redlock opens one for each command, and so has none while it holds: a lock that \
+        ),
+        record("connections", Unit::Count).note(
+            "redlock opens one for each command, and so has none while it holds: a lock that \
                  nobody renews or watches needs none. So nothing is promised here.",
-            ),
+        ),
         record("server memory each", Unit::KiB).note(
             "What the server has grown by: by its own account on Redis, by its processes' memory \
              elsewhere, the holder's connections included.",
