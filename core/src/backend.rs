@@ -38,7 +38,7 @@ pub trait Backend: NamedLock + Lease + ClaimLock + Dedupe + Inspect {
     /// processes at once, and again.
     ///
     /// # Errors
-    /// [`ErrorKind::Backend`](crate::ErrorKind::Backend) if the store refuses, e.g. for a missing
+    /// [`ErrorKind::Backend`] if the store refuses, e.g. for a missing
     /// privilege.
     ///
     /// # Cancel safety
@@ -60,7 +60,7 @@ pub trait Backend: NamedLock + Lease + ClaimLock + Dedupe + Inspect {
     /// Later calls fail. Wrap it in a time-out at shutdown.
     ///
     /// # Errors
-    /// [`ErrorKind::Unavailable`](crate::ErrorKind::Unavailable) if the store did not answer.
+    /// [`ErrorKind::Unavailable`] if the store did not answer.
     ///
     /// # Cancel safety
     /// Safe: it goes on in the background.
@@ -178,7 +178,7 @@ pub struct SessionLimits {
     /// silent network is noticed within `keepalive + answer`.
     pub answer: Duration,
     /// Locks on the main session and those that it spreads over; more are refused as
-    /// [`ErrorKind::Exhausted`](crate::ErrorKind::Exhausted). Default 10,000.
+    /// [`ErrorKind::Exhausted`]. Default 10,000.
     pub max_held: usize,
     /// Locks on one session, for a store where a lock costs the more the more its session holds:
     /// past it they go on a further session. Default: no bound, so that there is only the main one.
