@@ -18,6 +18,7 @@ use leasehold_core::{
 };
 use tokio::sync::mpsc;
 use tokio::task::JoinSet;
+use tokio_util::task::TaskTracker;
 
 use crate::claim::jittered;
 use crate::conn::{Conn, NAME, Words};
@@ -76,6 +77,8 @@ pub struct RedisQuorum {
 pub(crate) struct Member {
     conn: Arc<Conn>,
     wakes: Wakes,
+    /// What it is asked, also after a majority has answered.
+    asked: TaskTracker,
     _told: Told,
 }
 
@@ -83,7 +86,7 @@ impl Member {
     pub(crate) fn new(conn: Conn) -> Self {
         let wakes = Wakes::new(&conn, false);
         let conn = Arc::new(conn);
-        Self { _told: Told::start(&conn), conn, wakes }
+        Self { _told: Told::start(&conn), conn, wakes, asked: TaskTracker::new() }
     }
 }
 
@@ -111,7 +114,13 @@ impl RedisQuorum {
         for server in &*self.servers {
             server.wakes.stop();
         }
-        join_all(self.servers.iter().map(|server| server.conn.quit())).await;
+        let ended = self.servers.iter().map(|server| async {
+            // a majority has freed what was held: the others have their answer limit for it
+            server.asked.close();
+            server.asked.wait().await;
+            server.conn.quit().await
+        });
+        join_all(ended).await;
         locks.and(leases).map_err(|error| error.at(NAME, "close"))
     }
 }
@@ -197,7 +206,7 @@ impl Votes {
         let (tell, answers) = mpsc::unbounded_channel();
         for server in &*self.servers {
             let (answer, tell) = (question(server.conn.clone()), tell.clone());
-            tokio::spawn(async move {
+            server.asked.spawn(async move {
                 let answer = tokio::time::timeout(limit, answer).await;
                 drop(tell.send(answer.unwrap_or_else(|_| Err(silent())))); // enough have answered
             });

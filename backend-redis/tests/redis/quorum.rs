@@ -197,7 +197,9 @@ async fn what_a_quorum_cannot_do_is_refused() {
     soon("it closes", quorum.close()).await.unwrap();
     assert_eq!(soon("the loss", lost.wait()).await, LossReason::Closed);
     assert!(quorum.lease(&key("y"), once(1_000)).await.is_err());
-    assert!(three.keys(0, "lease").await.is_empty());
+    // the close has the answers of a majority, in which this one need not be
+    until("the first server to be free", || async { three.keys(0, "lease").await.is_empty() })
+        .await;
 }
 
 /// One of the servers tells what it knows; what is released there by force is lost as soon as that
