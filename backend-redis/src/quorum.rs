@@ -118,7 +118,7 @@ impl RedisQuorum {
             // a majority has freed what was held: the others have their answer limit for it
             server.asked.close();
             server.asked.wait().await;
-            server.conn.quit().await
+            server.conn.quit().await;
         });
         join_all(ended).await;
         locks.and(leases).map_err(|error| error.at(NAME, "close"))
