@@ -101,12 +101,8 @@ impl Ctx {
         let token = guard.token().await?;
         self.log.put(op, Do::Token(token.value()));
         let lost = guard.lost();
-        self.hold(op, Duration::from_millis(rng.random_range(0..3)), &lost, || guard.is_held())
-            .await;
-        self.log.put(op, Do::Part(Part::Release));
-        let released = guard.release().await;
-        self.log.put(op, Do::Parted(released.clone().into()));
-        released.map(Some)
+        self.hold(op, moment(rng), &lost, || guard.is_held()).await;
+        self.ended(op, Part::Release, guard.release()).await.map(Some)
     }
 
     async fn turn_of_lease(
@@ -120,12 +116,8 @@ impl Ctx {
         let token = |guard: &leasehold::LeaseGuard| Some(guard.token().value());
         let Some(guard) = self.got(op, called, token)? else { return Ok(None) };
         let lost = guard.lost();
-        self.hold(op, Duration::from_millis(rng.random_range(0..3)), &lost, || guard.is_held())
-            .await;
-        self.log.put(op, Do::Part(Part::Release));
-        let released = guard.release().await;
-        self.log.put(op, Do::Parted(released.clone().into()));
-        released.map(Some)
+        self.hold(op, moment(rng), &lost, || guard.is_held()).await;
+        self.ended(op, Part::Release, guard.release()).await.map(Some)
     }
 
     /// With a write that shows its place in the order.
@@ -139,9 +131,11 @@ impl Ctx {
         let (seq, before) = self.append(&mut claim, &name, token, Duration::ZERO).await?;
         let seq = seq.unwrap_or(0);
         self.log.put(op, Do::Note { name, seq, before });
-        self.log.put(op, Do::Part(Part::Commit));
-        let committed = claim.commit().await;
-        self.log.put(op, Do::Parted(committed.clone().into()));
-        committed.map(Some)
+        self.ended(op, Part::Commit, claim.commit()).await.map(Some)
     }
+}
+
+/// So long a lock or a lease is held.
+fn moment(rng: &mut StdRng) -> Duration {
+    Duration::from_millis(rng.random_range(0..3))
 }

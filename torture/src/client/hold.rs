@@ -8,7 +8,7 @@ use rand::rngs::StdRng;
 use tokio::time::Instant;
 
 use super::{Ctx, STATEMENT};
-use crate::event::{Do, Outcome, now};
+use crate::event::{Do, Outcome, Part, now};
 
 /// Belief is recorded so often.
 const NOTED: Duration = Duration::from_millis(100);
@@ -42,6 +42,19 @@ impl Ctx {
             }
             tokio::time::sleep(left.min(Duration::from_millis(20))).await;
         }
+    }
+
+    /// Ends a hold, and records what came of it.
+    pub(super) async fn ended(
+        &self,
+        op: u64,
+        part: Part,
+        ending: impl Future<Output = Result<(), Error>>,
+    ) -> Result<(), Error> {
+        self.log.put(op, Do::Part(part));
+        let ended = ending.await;
+        self.log.put(op, Do::Parted(ended.clone().into()));
+        ended
     }
 
     /// A write in a transaction that verifies the lease first.

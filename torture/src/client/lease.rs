@@ -54,8 +54,6 @@ impl Ctx {
             // late: somebody else may have it by now, and must keep it
             tokio::time::sleep(Duration::from_millis(rng.random_range(0..400))).await;
         }
-        self.log.put(op, Do::Part(Part::Release));
-        let released = guard.release().await;
-        self.log.put(op, Do::Parted(released.into()));
+        drop(self.ended(op, Part::Release, guard.release()).await); // it is in the record
     }
 }

@@ -39,8 +39,6 @@ impl Ctx {
             self.log.put(op, Do::Part(Part::Drop));
             return drop(guard);
         }
-        self.log.put(op, Do::Part(Part::Release));
-        let released = guard.release().await;
-        self.log.put(op, Do::Parted(released.into()));
+        drop(self.ended(op, Part::Release, guard.release()).await); // it is in the record
     }
 }
