@@ -8,7 +8,9 @@ use leasehold_mysql::MySqlBackend;
 use mysql_async::prelude::Queryable;
 
 use crate::support::MySqlHarness;
-use crate::{Verdict, ensure, eventually, key, namespace, user_url, with_setup};
+use crate::{
+    Verdict, ensure, eventually, key, namespace, runs_bytes_that_are_no_text, user_url, with_setup,
+};
 
 crate::tests!("diagnose":
     a_good_server_has_no_fault,
@@ -155,8 +157,7 @@ async fn settings_of_the_server_are_found(harness: Arc<MySqlHarness>) -> Verdict
     is(&found, "privileges", Severity::Fine)
 }
 
-/// A replica that reads the log is told of, also while statements have bytes that are no text, which
-/// fail the list of connections in `information_schema` on MySQL.
+/// A replica that reads the log is told of, also while statements have bytes that are no text.
 async fn a_replica_is_seen_beside_any_statement(harness: Arc<MySqlHarness>) -> Verdict {
     let kind = harness.kind();
     let start = |id: &'static str| {
@@ -186,11 +187,7 @@ async fn a_replica_is_seen_beside_any_statement(harness: Arc<MySqlHarness>) -> V
              START REPLICA IO_THREAD"
         )
     };
-    let mut other = source.admin().await?;
-    let busy = tokio::spawn(async move {
-        let noise: &[u8] = &[0xef, b'&', b'Q', b'r', 0xfa, 0x96, 0xe3];
-        other.exec_drop("SELECT SLEEP(600), HEX(?)", (noise,)).await
-    });
+    let busy = runs_bytes_that_are_no_text(&source).await?;
     replica.admin().await?.query_drop(follow).await?;
     eventually("the replica to be seen", || async {
         let found = backend.diagnose().await?;

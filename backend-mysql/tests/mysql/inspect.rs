@@ -12,7 +12,8 @@ use mysql_async::prelude::Queryable;
 
 use crate::support::MySqlHarness;
 use crate::{
-    PATIENCE, Verdict, ensure, eventually, key, keys, least_privileged, locked, namespace, within,
+    PATIENCE, Verdict, ensure, eventually, key, keys, least_privileged, locked, namespace,
+    runs_bytes_that_are_no_text, within,
 };
 
 crate::tests!("inspect":
@@ -383,20 +384,7 @@ async fn entries_of_ended_sessions_are_purged(harness: Arc<MySqlHarness>) -> Ver
         "UPDATE leasehold_session SET since = since - 180 * 1000000 WHERE scope = '{namespace}'"
     );
     conn.query_drop(&earlier).await?;
-    // the list of connections in information_schema fails beside bytes that are no text
-    let mut other = harness.conn().await?;
-    let busy = tokio::spawn(async move {
-        let noise: &[u8] = &[0xef, b'&', b'Q', b'r', 0xfa, 0x96, 0xe3];
-        other.exec_drop("SELECT SLEEP(600), HEX(?)", (noise,)).await
-    });
-    eventually("the statement", || async {
-        let rows: Vec<mysql_async::Row> =
-            harness.admin().await?.query("SHOW FULL PROCESSLIST").await?;
-        let info = |row: &mysql_async::Row| row.get::<Option<Vec<u8>>, _>("Info").flatten();
-        let runs = |text: Vec<u8>| text.starts_with(b"SELECT SLEEP(600)");
-        Ok(rows.iter().filter_map(info).any(runs))
-    })
-    .await?;
+    let busy = runs_bytes_that_are_no_text(&harness).await?;
     backend.housekeep().await?;
     busy.abort();
     let count = conn.query_first::<u64, _>(&rows).await?;

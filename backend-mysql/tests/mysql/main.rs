@@ -225,6 +225,27 @@ pub(crate) async fn within<T>(
     ended.map_err(|_| format!("expected {what} within {limit:?}").into())
 }
 
+/// A statement with bytes that are no text, which runs until it is aborted: the list of connections in
+/// `information_schema` fails beside it on MySQL.
+pub(crate) async fn runs_bytes_that_are_no_text(
+    harness: &MySqlHarness,
+) -> Result<tokio::task::JoinHandle<mysql_async::Result<()>>, Failure> {
+    let mut conn = harness.admin().await?;
+    let busy = tokio::spawn(async move {
+        let noise: &[u8] = &[0xef, b'&', b'Q', b'r', 0xfa, 0x96, 0xe3];
+        conn.exec_drop("SELECT SLEEP(600), HEX(?)", (noise,)).await
+    });
+    eventually("the statement", || async {
+        let rows: Vec<mysql_async::Row> =
+            harness.admin().await?.query("SHOW FULL PROCESSLIST").await?;
+        let info = |row: &mysql_async::Row| row.get::<Option<Vec<u8>>, _>("Info").flatten();
+        let runs = |text: Vec<u8>| text.starts_with(b"SELECT SLEEP(600)");
+        Ok(rows.iter().filter_map(info).any(runs))
+    })
+    .await?;
+    Ok(busy)
+}
+
 /// Waits until no lock, transaction or lease of a namespace is left.
 pub(crate) async fn nothing_left(harness: &MySqlHarness, namespace: &str) -> Verdict {
     use leasehold_conformance::Harness;
